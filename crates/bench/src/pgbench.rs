@@ -33,9 +33,9 @@ pub struct Options {
     pub seconds: u32,
     /// Runs of each workload on each system.
     pub rounds: u32,
-    /// Whether the cluster has a standby (it takes its processor time from the same machine).
+    /// True if the cluster has a standby (it takes its processor time from the same machine).
     pub standby: bool,
-    /// Whether zones and nodes talk over TLS.
+    /// True if zones and nodes talk over TLS.
     pub tls: bool,
 }
 
@@ -63,7 +63,7 @@ pub struct Report {
     pub scale: u32,
     /// Length of one run.
     pub seconds: u32,
-    /// Whether the cluster had a standby.
+    /// True if the cluster had a standby.
     pub standby: bool,
     /// Processors of the machine.
     pub processors: usize,

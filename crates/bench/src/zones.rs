@@ -74,7 +74,7 @@ pub struct Report {
     pub unknown: u64,
     /// Why a client lost its connection.
     pub trouble: Option<String>,
-    /// Whether what was acknowledged is there.
+    /// True if what was acknowledged is there.
     pub checks: Vec<Check>,
     /// All of it held.
     pub passed: bool,

@@ -192,7 +192,7 @@ pub fn create_tables(keyspace: &Keyspace) -> Vec<String> {
 pub struct KeyspaceFacts {
     /// The class and the copies by data centre.
     pub replication: BTreeMap<String, String>,
-    /// Whether writes go to the commit log.
+    /// True if writes go to the commit log.
     pub durable_writes: bool,
 }
 

@@ -49,7 +49,7 @@ impl SendQueue {
         }
     }
 
-    /// Whether [`next`](Self::next) may have something.
+    /// True if [`next`](Self::next) may have something.
     pub fn may_send(&self, requests_max: usize) -> bool {
         self.requests < requests_max && !self.ready.is_empty()
     }

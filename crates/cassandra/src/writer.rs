@@ -131,7 +131,7 @@ impl Writer {
         (key.file, chunk)
     }
 
-    /// Whether [`next_batch`](Self::next_batch) may have something.
+    /// True if [`next_batch`](Self::next_batch) may have something.
     pub fn may_send(&self) -> bool {
         let max = self.limits.requests_max;
         self.queues.iter().any(|queue| queue.may_send(max))
@@ -174,7 +174,7 @@ impl Writer {
         self.handle.pending.tidy();
     }
 
-    /// Whether so many more bytes may be pending.
+    /// True if so many more bytes may be pending.
     pub fn has_room(&self, bytes: usize) -> bool {
         self.has_room_beside(0, bytes)
     }

@@ -30,7 +30,7 @@ impl Cluster {
     }
 }
 
-/// Whether a server says that its mount is gone. That is so when its agent was killed, or it was fenced:
+/// True if a server says that its mount is gone. That is so when its agent was killed, or it was fenced:
 /// the server is being killed as well, and a mount that serves never says so.
 fn is_of_a_gone_mount(line: &str) -> bool {
     let said = [

@@ -73,7 +73,7 @@ pub struct Settings {
     pub memory_mb: u64,
     /// What else `[vm]` says on both hosts, as TOML writes it.
     pub more: Vec<(String, String)>,
-    /// Whether hosts reach each other and the zones by lines that can be cut: [`Pair::cut`], [`Pair::isolate`]. The first host is
+    /// True if hosts reach each other and the zones by lines that can be cut: [`Pair::cut`], [`Pair::isolate`]. The first host is
     /// where the first zone is, the other one where the second is.
     pub has_lines: bool,
 }

@@ -350,7 +350,7 @@ impl Mirror {
         Ok(())
     }
 
-    /// Whether clients are let in by this manager: one that stands still answers nobody else either.
+    /// True if clients are let in by this manager: one that stands still answers nobody else either.
     async fn serves(&self, at: usize) -> bool {
         let config = self.server(at).config();
         let asked = async { connect(&config).await?.simple_query("SELECT 1").await };

@@ -58,7 +58,7 @@ pub struct Options {
     /// Network namespaces that the nodes live in, and zone servers whose names ("zone-1", ...) are among
     /// them; the others are at their centre. Without, everything is at 127.0.0.1.
     pub sites: Option<Arc<Sites>>,
-    /// Whether zones and nodes talk over TLS, as they must between machines. Needed with `sites`.
+    /// True if zones and nodes talk over TLS, as they must between machines. Needed with `sites`.
     pub tls: bool,
 }
 

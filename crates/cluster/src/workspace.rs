@@ -47,7 +47,7 @@ impl Workspace {
         self.keep = true;
     }
 
-    /// Whether it stays.
+    /// True if it stays.
     pub fn is_kept(&self) -> bool {
         self.keep
     }

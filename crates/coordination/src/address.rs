@@ -37,7 +37,7 @@ pub struct AddressError {
 }
 
 impl Address {
-    /// Whether only processes of this machine can reach it.
+    /// True if only processes of this machine can reach it.
     pub fn is_local(&self) -> bool {
         match self {
             Address::Unix(_) => true,
@@ -47,7 +47,7 @@ impl Address {
         }
     }
 
-    /// Whether it means every address of this machine, so that peers cannot connect to it as is.
+    /// True if it means every address of this machine, so that peers cannot connect to it as is.
     pub fn is_wildcard(&self) -> bool {
         match self {
             Address::Unix(_) => false,

@@ -162,7 +162,7 @@ impl Detector {
         self.timing.timeout / 3
     }
 
-    /// Whether the next read must show that writes are answered, too.
+    /// True if the next read must show that writes are answered, too.
     pub fn is_in_doubt(&self) -> bool {
         self.silent >= self.slow()
     }

@@ -10,7 +10,7 @@ use crate::records::{
     ActiveState, Cluster, Control, Heartbeat, HistoryEntry, Horizon, Member, MemberState,
 };
 
-/// Whether `now` has everything that `then` had.
+/// True if `now` has everything that `then` had.
 fn contains(now: &Value, then: &Value) -> bool {
     match (now, then) {
         (Value::Object(now), Value::Object(then)) => then.iter().all(|(key, value)| {

@@ -48,12 +48,12 @@ impl Liveness {
         }
     }
 
-    /// Whether the record has moved since it was first seen.
+    /// True if the record has moved since it was first seen.
     pub fn has_moved(&self, name: &NodeName) -> bool {
         self.marks.get(name).is_some_and(|mark| mark.moves > 0)
     }
 
-    /// Whether the record moved, or was first seen, within the last `timeout`.
+    /// True if the record moved, or was first seen, within the last `timeout`.
     pub fn is_fresh(&self, name: &NodeName, timeout: Duration, now: Duration) -> bool {
         let mark = self.marks.get(name);
         mark.is_some_and(|mark| now.saturating_sub(mark.since) < timeout)

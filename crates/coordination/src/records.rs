@@ -56,7 +56,7 @@ pub enum RecordError {
 }
 
 impl RecordError {
-    /// Whether a higher epoch exists, which is final.
+    /// True if a higher epoch exists, which is final.
     pub fn is_fenced(&self) -> bool {
         matches!(self, RecordError::Storage(e) if e.is_fenced())
     }

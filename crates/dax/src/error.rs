@@ -67,7 +67,7 @@ impl Error {
         self.kind
     }
 
-    /// Whether a higher epoch exists, which is final.
+    /// True if a higher epoch exists, which is final.
     pub fn is_fenced(&self) -> bool {
         self.kind == ErrorKind::Fenced
     }

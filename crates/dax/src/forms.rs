@@ -28,12 +28,12 @@ impl Forms {
     /// The newest that this program reads and writes.
     pub const NEWEST: Forms = Forms(1);
 
-    /// Whether this program reads what may be written.
+    /// True if this program reads what may be written.
     pub fn is_known(self) -> bool {
         self <= Forms::NEWEST
     }
 
-    /// Whether a block may be written as a difference from what it was, or in pieces.
+    /// True if a block may be written as a difference from what it was, or in pieces.
     pub fn allows_parts(self) -> bool {
         self >= Forms::RELEASE_0_1
     }

@@ -97,7 +97,7 @@ fn copies_by_zone(members: &[Member]) -> BTreeMap<ZoneId, usize> {
     copies
 }
 
-/// Whether these can be the members of a volume.
+/// True if these can be the members of a volume.
 fn check(members: &[Member], sync_replicas: u8) -> Result<()> {
     let (replicas, sync) = (members.len(), usize::from(sync_replicas));
     if !(1..=usize::from(MAX_REPLICAS)).contains(&replicas) {
@@ -187,12 +187,12 @@ impl Membership {
         self.members.iter().chain(joining)
     }
 
-    /// Whether the volume has the members that it was made with, and no others count.
+    /// True if the volume has the members that it was made with, and no others count.
     pub fn is_original(&self) -> bool {
         self.changes == 0 && !self.change.as_ref().is_some_and(|change| change.joint)
     }
 
-    /// Whether both list the same stores in the same zones, whatever their addresses.
+    /// True if both list the same stores in the same zones, whatever their addresses.
     pub fn is_like(&self, other: &Membership) -> bool {
         let places = |m: &Membership| -> BTreeMap<StoreId, ZoneId> {
             m.members.iter().map(|m| (m.store, m.zone)).collect()
@@ -313,7 +313,7 @@ impl Membership {
         Ok(if joint { next } else { next.done(version) })
     }
 
-    /// Whether an entry of a configuration that leads to this store is known: as a member's, or as one that left.
+    /// True if an entry of a configuration that leads to this store is known: as a member's, or as one that left.
     pub fn knows(&self, address: &str, store: StoreId) -> bool {
         let mut former = self.former.iter();
         self.member(store).is_some() || former.any(|m| m.store == store || m.address == address)

@@ -89,7 +89,7 @@ impl Fence {
         Claim::Accepted
     }
 
-    /// Whether a writer of `epoch` may write, promote, put owner's records or remove.
+    /// True if a writer of `epoch` may write, promote, put owner's records or remove.
     ///
     /// # Errors
     /// See [`Refusal`].
@@ -119,7 +119,7 @@ pub struct WriteLink {
 }
 
 impl WriteLink {
-    /// Whether a write that the fence admits counts, on a connection with this number; later connections have higher
+    /// True if a write that the fence admits counts, on a connection with this number; later connections have higher
     /// ones. If not, the writer has given the connection up.
     pub fn admit(&mut self, epoch: Epoch, connection: u64) -> bool {
         let next = WriteLink { epoch, connection };
@@ -131,7 +131,7 @@ impl WriteLink {
     }
 }
 
-/// Whether a client that goes by the membership of version `known` may count an answer of a replica that
+/// True if a client that goes by the membership of version `known` may count an answer of a replica that
 /// keeps that of version `kept`. Questions under an epoch need no such look: whoever owned it met every quorum
 /// that its predecessors' memberships were kept by, and nobody else makes newer ones.
 pub fn may_count(known: Version, kept: Version) -> bool {
@@ -146,7 +146,7 @@ pub fn hear(kept: Version, told: Version) -> Heard {
     }
 }
 
-/// Whether `new` takes the place of `stored` (of a block in one generation, or of a record): newer
+/// True if `new` takes the place of `stored` (of a block in one generation, or of a record): newer
 /// replaces, older or equal has no effect and still counts as acknowledged.
 pub fn replaces(new: Version, stored: Option<Version>) -> bool {
     stored.is_none_or(|stored| new > stored)

@@ -231,7 +231,7 @@ impl Scrubber {
         }
     }
 
-    /// Whether a store needs one now.
+    /// True if a store needs one now.
     fn is_wanted(&self) -> bool {
         let replicas = self.storage.replicas();
         replicas

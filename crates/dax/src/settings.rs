@@ -37,7 +37,7 @@ impl Protocol {
         Protocol::StrongOptimistic,
     ];
 
-    /// Whether a write is acknowledged before it is synced, and a read believes one replica that has
+    /// True if a write is acknowledged before it is synced, and a read believes one replica that has
     /// the version of the list.
     pub fn is_optimistic(self) -> bool {
         matches!(self, Protocol::BasicOptimistic | Protocol::StrongOptimistic)
@@ -85,7 +85,7 @@ impl VolumeSettings {
         }
     }
 
-    /// Whether the settings make sense.
+    /// True if the settings make sense.
     ///
     /// # Errors
     /// `Invalid`; the message says what to change.

@@ -121,7 +121,7 @@ pub fn next_life(seen: u64) -> u64 {
 }
 
 impl Sighting {
-    /// Whether a store that is as far as it says cannot have been where it was seen.
+    /// True if a store that is as far as it says cannot have been where it was seen.
     pub fn denies(&self, position: &Position) -> bool {
         let left = position.runs.left(self.run);
         left.is_some_and(|left| left < self.commit)

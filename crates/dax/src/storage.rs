@@ -86,7 +86,7 @@ impl Lineage {
         }])
     }
 
-    /// Whether a version written in `generation` belongs to the image.
+    /// True if a version written in `generation` belongs to the image.
     pub fn contains(&self, generation: Generation) -> bool {
         self.0
             .iter()
@@ -177,7 +177,7 @@ pub struct ReplicaStatus {
     pub address: String,
     /// Which store answered there last, if one did and said so.
     pub store: Option<StoreId>,
-    /// Whether a connection stands.
+    /// True if a connection stands.
     pub up: bool,
     /// A recent round trip, if one was measured.
     pub round_trip: Option<Duration>,
@@ -255,7 +255,7 @@ pub trait Storage: Send + Sync + 'static {
     /// `Conflict` if another owner won a higher epoch in the meantime: look who it is first.
     async fn own_epoch(&self, owner: &NodeName) -> Result<Epoch>;
 
-    /// Whether a successor waits until this handle has released its epoch, or may be taken for dead.
+    /// True if a successor waits until this handle has released its epoch, or may be taken for dead.
     fn is_leased(&self) -> bool {
         false
     }

@@ -99,7 +99,7 @@ impl EngineError {
         }
     }
 
-    /// Whether another node owns the volume now, or was faster.
+    /// True if another node owns the volume now, or was faster.
     pub fn is_superseded(&self) -> bool {
         match self {
             EngineError::Storage(e) => e.is_fenced() || e.kind() == ErrorKind::Conflict,
@@ -109,7 +109,7 @@ impl EngineError {
         }
     }
 
-    /// Whether something about this machine or its configuration must change first.
+    /// True if something about this machine or its configuration must change first.
     pub fn is_of_this_machine(&self) -> bool {
         matches!(
             self,

@@ -51,7 +51,7 @@ pub struct Created {
     pub socket: Option<PathBuf>,
     /// The account of the system that may administrate it without a password.
     pub owner: String,
-    /// Whether the administrator has a password.
+    /// True if the administrator has a password.
     pub password: bool,
 }
 

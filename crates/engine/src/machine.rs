@@ -61,7 +61,7 @@ pub enum State {
 }
 
 impl State {
-    /// Whether this node owns the volume, or is about to.
+    /// True if this node owns the volume, or is about to.
     pub fn is_active(self) -> bool {
         matches!(
             self,
@@ -141,7 +141,7 @@ pub enum Event {
     Tick,
     /// A waiting node looked at the registry.
     Seen(Seen),
-    /// Whether operators have paused the cluster.
+    /// True if operators have paused the cluster.
     Paused(bool),
     /// [`State::Fencing`]: the epoch is this node's.
     EpochOwned(Epoch),
@@ -177,7 +177,7 @@ pub enum Effect {
 pub struct Decision {
     /// Why.
     pub cause: Cause,
-    /// Whether an operator or the node itself decided.
+    /// True if an operator or the node itself decided.
     pub by: Decider,
 }
 
@@ -292,7 +292,7 @@ impl Machine {
         self.successor.as_ref()
     }
 
-    /// Whether operators have paused the cluster.
+    /// True if operators have paused the cluster.
     pub fn paused(&self) -> bool {
         self.paused
     }

@@ -177,7 +177,7 @@ async fn is_ready(ready: &Ready) -> bool {
     }
 }
 
-/// Whether the server says the first word of MySQL's protocol: a packet of protocol version 10. While it starts it
+/// True if the server says the first word of MySQL's protocol: a packet of protocol version 10. While it starts it
 /// does not listen, and while it stops it sends an error packet.
 async fn greets(socket: &Path) -> std::io::Result<bool> {
     const PROTOCOL_VERSION: u8 = 10;

@@ -65,12 +65,12 @@ const CACHED: u64 = 0;
 const DIRECT: u64 = 1;
 const NEVER_CACHED: u64 = 2;
 
-/// Whether a file's handle uses the page cache.
+/// True if a file's handle uses the page cache.
 pub(crate) fn is_cached(handle: u64) -> bool {
     handle == CACHED
 }
 
-/// Whether nobody else uses it for the handle's file either.
+/// True if nobody else uses it for the handle's file either.
 pub(crate) fn is_never_cached(handle: u64) -> bool {
     handle == NEVER_CACHED
 }
@@ -113,7 +113,7 @@ impl Handles {
         self.was_there_before(ino) && !self.forgotten.lock().contains(&ino)
     }
 
-    /// Whether a shared file may have been opened before the view was exchanged.
+    /// True if a shared file may have been opened before the view was exchanged.
     fn was_there_before(&self, ino: Ino) -> bool {
         let is_old = || is_created(ino) || ino.0 <= self.newest_before.load(Ordering::Acquire);
         self.switched.load(Ordering::Acquire) && is_old()
@@ -126,7 +126,7 @@ impl Handles {
         }
     }
 
-    /// Whether the kernel may have pages of shared files cached. Who asks after a write need not
+    /// True if the kernel may have pages of shared files cached. Who asks after a write need not
     /// mind an answer that changes then: what is opened later reads what was written.
     pub(crate) fn shared_cached(&self) -> bool {
         self.shared_cached.load(Ordering::Acquire)
@@ -152,7 +152,7 @@ impl Handles {
         true
     }
 
-    /// Whether a file has one handle only.
+    /// True if a file has one handle only.
     pub(crate) fn is_last(&self, ino: Ino) -> bool {
         let files = self.files.lock();
         files

@@ -166,7 +166,7 @@ impl Mount {
         self.core.view()
     }
 
-    /// Whether requests are served. False after [`Mount::abort`] and when somebody else unmounted.
+    /// True if requests are served. False after [`Mount::abort`] and when somebody else unmounted.
     pub fn is_alive(&self) -> bool {
         !*self.ended.borrow() && !*self.core.aborted.borrow()
     }
@@ -323,7 +323,7 @@ impl Drop for Mount {
 #[derive(Debug)]
 pub struct Paused<'a> {
     mount: &'a Mount,
-    /// Whether the kernel may have cached what the view at the time of the pause returned.
+    /// True if the kernel may have cached what the view at the time of the pause returned.
     caching: bool,
     _pause: Pause,
 }

@@ -104,7 +104,7 @@ fn find_mounted(path: &Path) -> Result<Option<MountInfo>> {
     }
 }
 
-/// Whether nobody serves the mount any more. Asks for the room, which the kernel never answers by
+/// True if nobody serves the mount any more. Asks for the room, which the kernel never answers by
 /// itself; attributes it may remember.
 fn is_dead(path: &Path) -> bool {
     matches!(
@@ -148,7 +148,7 @@ fn unescape(field: &[u8]) -> OsString {
     OsString::from_vec(bytes)
 }
 
-/// Whether an unmount failed only because processes still use the mount.
+/// True if an unmount failed only because processes still use the mount.
 pub(crate) fn is_busy(e: &io::Error) -> bool {
     e.raw_os_error() == Some(Errno::EBUSY as i32)
 }

@@ -80,7 +80,7 @@ pub(crate) struct Core {
     pub(crate) joiner: Arc<Joiner>,
     /// What was asked for.
     pub(crate) requests: Requests,
-    /// Whether everything fails from now on.
+    /// True if everything fails from now on.
     pub(crate) aborted: watch::Sender<bool>,
     errors: ErrorLog,
     runtime: Handle,
@@ -88,7 +88,7 @@ pub(crate) struct Core {
     notifier: OnceLock<Notifier>,
 }
 
-/// Whether a waiting operation holds up a switch of views.
+/// True if a waiting operation holds up a switch of views.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Effect {
     /// Changes the file: must be finished in the old view before the new one is shown.

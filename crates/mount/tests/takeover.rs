@@ -129,7 +129,7 @@ fn keep_writing(
     word
 }
 
-/// Whether the kernel has a block in its page cache.
+/// True if the kernel has a block in its page cache.
 fn is_resident(file: &File, number: u64) -> bool {
     let mut there = [0u8; BLOCK / 4096];
     let at = i64::try_from(number * BLOCK as u64).unwrap();

@@ -43,7 +43,7 @@ pub struct Config {
     pub standby: StandbyConfig,
     /// What this node may become.
     pub tags: Tags,
-    /// Whether a proxy runs beside the agent (`[proxy]`).
+    /// True if a proxy runs beside the agent (`[proxy]`).
     pub has_proxy: bool,
 }
 

@@ -67,7 +67,7 @@ pub struct Created {
     pub bytes: u64,
     /// The role that may do everything.
     pub superuser: String,
-    /// Whether that role can log in over the network.
+    /// True if that role can log in over the network.
     pub superuser_password: SuperuserPassword,
 }
 

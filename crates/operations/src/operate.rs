@@ -420,7 +420,7 @@ impl Operator {
     }
 }
 
-/// Whether a node has this version of the configuration in its files, as its status says. One without PostgreSQL has none.
+/// True if a node has this version of the configuration in its files, as its status says. One without PostgreSQL has none.
 fn is_configured(status: &Value, version: u64) -> bool {
     let configured = status["configured"].as_u64();
     configured.is_none_or(|configured| configured >= version)
@@ -437,7 +437,7 @@ fn started(status: &Value) -> Option<ServerStart> {
     serde_json::from_value(status.pointer("/server/started")?.clone()).ok()
 }
 
-/// Whether a node does what it is there for.
+/// True if a node does what it is there for.
 fn works(status: &Value) -> bool {
     let state = serde_json::from_value(status["state"].clone());
     matches!(state, Ok(MemberState::Warm | MemberState::Serving))

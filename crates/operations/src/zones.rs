@@ -96,7 +96,7 @@ fn find<'m>(membership: &'m Membership, name: &str) -> Result<&'m Member> {
     found.ok_or_else(|| OperateError::Refused(format!("{name} is no zone of the volume")))
 }
 
-/// Whether the members are as wanted.
+/// True if the members are as wanted.
 fn is_done(membership: &Membership, wanted: &Wanted) -> bool {
     let has = |address: &String| membership.members.iter().any(|m| m.address == *address);
     let named = |name: &String| find(membership, name).is_ok();
@@ -105,7 +105,7 @@ fn is_done(membership: &Membership, wanted: &Wanted) -> bool {
         && !wanted.leaving.iter().any(named)
 }
 
-/// Whether what is under way is what is wanted.
+/// True if what is under way is what is wanted.
 fn is_under_way(membership: &Membership, wanted: &Wanted) -> bool {
     let Some(change) = membership.change.as_ref().filter(|change| !change.back) else {
         return false;

@@ -40,7 +40,7 @@ const ANSWERS_EVERY: Duration = Duration::from_millis(20);
 pub struct ConfirmError(#[from] Broken);
 
 impl ConfirmError {
-    /// Whether the server refuses the connection, and why.
+    /// True if the server refuses the connection, and why.
     pub fn refusal(&self) -> Refusal {
         match &self.0 {
             Broken::Session(error) => error.refusal(),
@@ -64,7 +64,7 @@ enum Broken {
 pub struct Confirmable {
     /// How far it is durable.
     pub synced: watch::Receiver<SyncedLog>,
-    /// Whether commits are held although they are durable.
+    /// True if commits are held although they are durable.
     pub held: watch::Receiver<bool>,
     /// No more than this is confirmed, if anything is said.
     pub at_most: watch::Receiver<Option<Lsn>>,
@@ -109,17 +109,17 @@ impl Said {
         self.confirmed.unwrap_or(Lsn::ZERO)
     }
 
-    /// Whether a position is news.
+    /// True if a position is news.
     fn take(&mut self, position: Lsn) -> bool {
         self.confirmed.replace(position) != Some(position)
     }
 
-    /// Whether these rows are news; that none are needed is none at first.
+    /// True if these rows are news; that none are needed is none at first.
     fn take_needed(&mut self, rows: RowsNeeded) -> bool {
         std::mem::replace(&mut self.needed, rows) != rows
     }
 
-    /// Whether to answer a question of the server's at once; if not, the next repetition does.
+    /// True if to answer a question of the server's at once; if not, the next repetition does.
     fn answers(&mut self, now: Instant) -> bool {
         let soon = |at: Instant| now.duration_since(at) < ANSWERS_EVERY;
         let answers = !self.answered.is_some_and(soon);

@@ -75,7 +75,7 @@ impl ClusterState {
         })
     }
 
-    /// Whether a control file in this state may seal a generation (N11).
+    /// True if a control file in this state may seal a generation (N11).
     pub fn seals(self) -> bool {
         matches!(self, ClusterState::InProduction | ClusterState::ShutDown)
     }
@@ -137,7 +137,7 @@ impl Capacity {
         }
     }
 
-    /// Whether a standby with these settings can follow an active with `needed`.
+    /// True if a standby with these settings can follow an active with `needed`.
     pub fn covers(self, needed: Capacity) -> bool {
         self.max(needed) == self
     }
@@ -171,7 +171,7 @@ pub struct ControlFile {
     pub min_recovery_timeline: TimelineId,
     /// How much is logged.
     pub wal_level: WalLevel,
-    /// Whether hint bits are logged as full pages.
+    /// True if hint bits are logged as full pages.
     pub wal_log_hints: bool,
     /// What a standby must not undercut.
     pub capacity: Capacity,

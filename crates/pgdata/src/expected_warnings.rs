@@ -151,7 +151,7 @@ pub fn severity(line: &str) -> Option<(Severity, &str)> {
         .map(|(_, severity, message)| (severity, message))
 }
 
-/// Whether a log line may be there: below WARNING, or expected in the situation.
+/// True if a log line may be there: below WARNING, or expected in the situation.
 pub fn is_expected(line: &str, situation: Situation) -> bool {
     let Some((severity, message)) = severity(line) else {
         return true;

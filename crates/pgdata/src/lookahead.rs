@@ -227,7 +227,7 @@ impl Lookahead {
         self.decoded
     }
 
-    /// Whether redo, at `redo`, has passed log that cannot be decoded: a page that holds nothing, or one
+    /// True if redo, at `redo`, has passed log that cannot be decoded: a page that holds nothing, or one
     /// that makes no sense although the one behind it is there as well.
     fn is_stuck(&self, redo: Lsn) -> bool {
         match self.follower.stop() {
@@ -280,7 +280,7 @@ fn note(
     }
 }
 
-/// Whether redo of the record reads the block as it was.
+/// True if redo of the record reads the block as it was.
 fn is_read(record: &Record, block: &BlockRef) -> bool {
     let restored = block.has_image && block.apply_image;
     let ignored = matches!(record.detail, Detail::FullPages | Detail::FullPageForHint);

@@ -17,7 +17,7 @@ pub fn lsn(page: &[u8]) -> Lsn {
     Lsn(u64::from(u32_at(page, 0)) << 32 | u64::from(u32_at(page, 4)))
 }
 
-/// Whether the page was never initialised: all zeros.
+/// True if the page was never initialised: all zeros.
 pub fn is_new(page: &[u8]) -> bool {
     page.iter().all(|byte| *byte == 0)
 }

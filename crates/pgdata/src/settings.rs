@@ -20,11 +20,11 @@ mod ordered;
 mod pending;
 mod version;
 
-pub use configuration::{Configuration, Refusal, check};
+pub use configuration::{Configuration, NODE_FILE, Refusal, check};
 pub use managed::{
     is_parameter_name, quoted, why_controlled, with_parameters, with_suitable, without_controlled,
 };
-pub use node_file::{NODE_FILE, is_node_file, node_file, with_node_file};
+pub use node_file::{is_node_file, node_file, with_node_file};
 pub use ordered::{is_ordered, ordered, why_strict};
 pub use pending::Derived;
 pub use version::{MajorVersion, VersionError};
@@ -72,12 +72,12 @@ pub struct StandbyOptions {
     /// How long redo waits for queries in its way before it cancels them (N12 ii). A takeover does not
     /// wait for them.
     pub query_delay: Duration,
-    /// Whether it reports the rows that its queries need, for [`feedback`](crate::feedback).
+    /// True if it reports the rows that its queries need, for [`feedback`](crate::feedback).
     pub feedback: bool,
-    /// Whether the mount reads ahead of redo. PostgreSQL's own announcements would have the kernel
+    /// True if the mount reads ahead of redo. PostgreSQL's own announcements would have the kernel
     /// cache the same blocks once more, where nobody reads them (rule 8).
     pub reads_ahead: bool,
-    /// Whether the background writer keeps clean buffers ready for redo: unless the configuration says how it
+    /// True if the background writer keeps clean buffers ready for redo: unless the configuration says how it
     /// is to work ([`Configuration::tunes_background_writer`]). Redo alone has to write a page before it reads
     /// the next, once its buffers are full.
     pub cleans_ahead: bool,

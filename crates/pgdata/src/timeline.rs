@@ -151,12 +151,12 @@ impl History {
         self.last().begin
     }
 
-    /// Whether `timeline` is this one or one of its ancestors.
+    /// True if `timeline` is this one or one of its ancestors.
     pub fn contains(&self, timeline: TimelineId) -> bool {
         self.entries.iter().any(|entry| entry.timeline == timeline)
     }
 
-    /// Whether log of `timeline` up to `end` is part of this history: a server that has replayed to
+    /// True if log of `timeline` up to `end` is part of this history: a server that has replayed to
     /// there can follow this timeline.
     pub fn contains_log(&self, timeline: TimelineId, end: Lsn) -> bool {
         let entry = self.entries.iter().find(|entry| entry.timeline == timeline);

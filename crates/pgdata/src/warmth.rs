@@ -20,7 +20,7 @@ pub(crate) const LIBRARY: &str = "pg_prewarm";
 const PRELOADED: &str = "shared_preload_libraries";
 const INTERVAL: &str = "pg_prewarm.autoprewarm_interval";
 
-/// Whether a path is that of the list, whole or being written.
+/// True if a path is that of the list, whole or being written.
 pub fn is_buffers_file(path: &str) -> bool {
     path.starts_with(BUFFERS_FILE)
 }

@@ -8,7 +8,7 @@ pub fn reason(lines: &[String]) -> Option<&str> {
         .map(String::as_str)
 }
 
-/// Whether the server ended because it could not redo the log. Attaching at the same seal again
+/// True if the server ended because it could not redo the log. Attaching at the same seal again
 /// would end in the same way.
 pub fn redo_failed(lines: &[String]) -> bool {
     let fatal = |l: &String| l.contains("FATAL:  ") || l.contains("PANIC:  ");

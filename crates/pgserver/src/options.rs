@@ -70,13 +70,13 @@ impl From<Exit> for ExitReport {
 }
 
 impl ExitReport {
-    /// Whether it stopped as asked. Not whether it wrote its last checkpoint: an immediate shutdown is as much of a
+    /// True if it stopped as asked. Not whether it wrote its last checkpoint: an immediate shutdown is as much of a
     /// success to PostgreSQL, and its control file tells them apart.
     pub fn is_success(&self) -> bool {
         self.code == Some(0)
     }
 
-    /// Whether redo failed, so that the same attach would fail again.
+    /// True if redo failed, so that the same attach would fail again.
     pub fn redo_failed(&self) -> bool {
         logfile::redo_failed(&self.log)
     }

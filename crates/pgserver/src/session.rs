@@ -69,7 +69,7 @@ impl Session {
         Ok(Session { client })
     }
 
-    /// Whether the connection is gone.
+    /// True if the connection is gone.
     pub fn is_closed(&self) -> bool {
         self.client.is_closed()
     }
@@ -106,7 +106,7 @@ impl Session {
             .transpose()
     }
 
-    /// Whether the server is in recovery (a standby, or not yet promoted).
+    /// True if the server is in recovery (a standby, or not yet promoted).
     ///
     /// # Errors
     /// [`PostgresError::Sql`]

@@ -152,7 +152,7 @@ pub struct ServerTls {
 }
 
 impl ServerTls {
-    /// Whether mode and file go together.
+    /// True if mode and file go together.
     ///
     /// # Errors
     /// What is wrong with `root`.

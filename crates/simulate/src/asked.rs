@@ -17,7 +17,7 @@ pub(crate) fn number(name: &str) -> Option<u64> {
     Some(number.unwrap_or_else(|_| panic!("{name}={text}: use a number")))
 }
 
-/// Whether every step shall be printed.
+/// True if every step shall be printed.
 pub(crate) fn trace() -> bool {
     number("TRACE") == Some(1)
 }

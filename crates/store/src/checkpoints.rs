@@ -5,7 +5,7 @@ use parking_lot::{Condvar, Mutex};
 
 use crate::shared::Shared;
 
-/// Whether a checkpoint is wanted.
+/// True if a checkpoint is wanted.
 #[derive(Default)]
 pub(crate) struct Checkpoints {
     state: Mutex<State>,

@@ -114,7 +114,7 @@ impl Touched {
 }
 
 impl Round {
-    /// Whether it changes nothing that is stored.
+    /// True if it changes nothing that is stored.
     fn is_empty(&self) -> bool {
         self.blocks.is_empty() && self.metas.is_empty()
     }

@@ -152,12 +152,12 @@ impl Conn {
         }
     }
 
-    /// Whether the client goes by older members than these, and can be told.
+    /// True if the client goes by older members than these, and can be told.
     pub fn is_behind(&self, kept: &Membership) -> bool {
         matches!(*self.known.lock(), Known::Version(known) if known < kept.version)
     }
 
-    /// Whether the client may count an answer of a store that keeps these members. One that goes by its
+    /// True if the client may count an answer of a store that keeps these members. One that goes by its
     /// configuration has those that the volume was made with.
     pub fn may_count(&self, kept: &Membership) -> bool {
         match *self.known.lock() {
@@ -183,7 +183,7 @@ impl Conn {
         self.close();
     }
 
-    /// Whether the client is known to have given it up.
+    /// True if the client is known to have given it up.
     pub fn is_left(&self) -> bool {
         self.left.load(Ordering::Relaxed)
     }
@@ -194,7 +194,7 @@ impl Conn {
         self.progress.notify_all();
     }
 
-    /// Whether reads see the client's writes up to `number`.
+    /// True if reads see the client's writes up to `number`.
     pub fn is_applied(&self, number: u64) -> bool {
         number == 0 || *self.applied.lock() >= number
     }
@@ -207,7 +207,7 @@ impl Conn {
         }
     }
 
-    /// Whether somebody else may serve a read for this connection; if so, a place is taken.
+    /// True if somebody else may serve a read for this connection; if so, a place is taken.
     pub fn take_place(&self) -> bool {
         let waiting = self.waiting.lock().messages.len();
         if self.places.load(Ordering::Relaxed) + waiting >= MAX_PLACES {

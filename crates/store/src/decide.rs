@@ -59,7 +59,7 @@ impl Committer {
         Ok(())
     }
 
-    /// Whether the writer of `epoch` has written on a later connection. What comes on this one is older than what it
+    /// True if the writer of `epoch` has written on a later connection. What comes on this one is older than what it
     /// has sent again there.
     fn is_given_up(&mut self, conn: &Conn, epoch: Epoch) -> bool {
         let Some(volume) = conn.volume() else {
@@ -171,7 +171,7 @@ impl Committer {
         })
     }
 
-    /// Whether `epoch` may change the volume.
+    /// True if `epoch` may change the volume.
     pub(crate) fn admit(&self, volume: &Volume, epoch: Epoch) -> Result<(), Error> {
         let fence = self.fences.get(&volume.id);
         let fence = fence.expect("every volume that a connection is bound to has a fence");
@@ -497,7 +497,7 @@ fn check_known(volume: &Arc<Volume>, conn: &Conn, round: &Round) -> Result<(), E
     }
 }
 
-/// Whether a volume that exists is the one that somebody wants to make.
+/// True if a volume that exists is the one that somebody wants to make.
 ///
 /// # Errors
 /// `Conflict` if it has other settings, or other zones: somebody else makes it at the same time, in another way.

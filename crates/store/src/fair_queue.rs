@@ -37,7 +37,7 @@ impl<T> Default for FairQueue<T> {
 }
 
 impl<T> FairQueue<T> {
-    /// Whether there is no work.
+    /// True if there is no work.
     pub fn is_empty(&self) -> bool {
         self.turns.is_empty()
     }

@@ -419,7 +419,7 @@ impl<'a> Drops<'a> {
     }
 }
 
-/// Whether no later retention can drop one of these unless the block is written again: it has one
+/// True if no later retention can drop one of these unless the block is written again: it has one
 /// version, which every image shows (the ends of images only move up).
 fn is_settled(kept: &[Generation], retention: Option<&Retention>) -> bool {
     match (kept, retention) {

@@ -128,7 +128,7 @@ pub(crate) fn journals(dir: &Path) -> io::Result<Vec<PathBuf>> {
     Ok(found.into_iter().map(|(_, path)| path).collect())
 }
 
-/// Whether nothing was written here: the rest of a file made larger in advance, or its end.
+/// True if nothing was written here: the rest of a file made larger in advance, or its end.
 fn is_end(rest: &[u8]) -> bool {
     const ZEROS: [u8; 4096] = [0; 4096];
     rest.chunks(ZEROS.len()).all(|c| c == &ZEROS[..c.len()])

@@ -130,7 +130,7 @@ pub(crate) fn from_json<T: DeserializeOwned>(dir: &Path, json: &[u8]) -> Result<
     })
 }
 
-/// Whether a directory of this format has the number of its last commit in `meta` alone.
+/// True if a directory of this format has the number of its last commit in `meta` alone.
 pub(crate) fn is_numbered_in_meta_alone(format: Option<&[u8]>) -> bool {
     format.is_some_and(|format| FORMATS_BEFORE.contains(&format))
 }

@@ -145,7 +145,7 @@ impl<T> Queue<T> {
         }
     }
 
-    /// Whether nothing waits.
+    /// True if nothing waits.
     #[cfg(test)]
     pub fn is_empty(&self) -> bool {
         self.state.lock().lanes.is_empty()

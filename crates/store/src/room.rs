@@ -13,7 +13,7 @@ const WRITES_PER_BYTE: u64 = 2;
 /// Look again after this many bytes at the latest.
 const MAX_ADMITTED: u64 = 64 << 20;
 
-/// Whether there is room for block writes.
+/// True if there is room for block writes.
 pub(crate) struct Room {
     look_every: Duration,
     looked: Option<Instant>,
@@ -37,7 +37,7 @@ impl Room {
         }
     }
 
-    /// Whether `bytes` more may be written; takes them if so.
+    /// True if `bytes` more may be written; takes them if so.
     pub fn admit(&mut self, shared: &Shared, bytes: u64) -> bool {
         let cost = bytes * WRITES_PER_BYTE;
         if self.looked.is_none_or(|at| at.elapsed() >= self.look_every) || self.admitted < cost {

@@ -125,7 +125,7 @@ impl Shared {
         }
     }
 
-    /// Whether the zone is on its way down.
+    /// True if the zone is on its way down.
     pub fn is_stopping(&self) -> bool {
         self.stopping.load(Ordering::SeqCst)
     }

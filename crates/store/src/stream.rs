@@ -79,7 +79,7 @@ impl Stream {
         }
     }
 
-    /// Whether a short write would not wait for the peer.
+    /// True if a short write would not wait for the peer.
     pub fn takes_a_little(&self) -> bool {
         let socket = match self {
             Stream::Tcp(s) => s.as_fd(),
@@ -175,7 +175,7 @@ impl Listener {
         })
     }
 
-    /// Whether only this machine can connect.
+    /// True if only this machine can connect.
     pub fn is_local(&self) -> io::Result<bool> {
         Ok(match self {
             Listener::Tcp(l) => l.local_addr()?.ip().to_canonical().is_loopback(),

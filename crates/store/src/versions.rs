@@ -19,7 +19,7 @@ pub(crate) struct Known {
 }
 
 impl Known {
-    /// Whether a write of the slot takes its place.
+    /// True if a write of the slot takes its place.
     pub fn is_replaced_by(self, version: Version) -> bool {
         replaces(version, Some(self.version)) || self.damaged && version == self.version
     }

@@ -64,7 +64,7 @@ impl Volume {
         *self.grant.lock() = grant;
     }
 
-    /// Whether this replica lost the volume and does not have all of it again: it answers nothing
+    /// True if this replica lost the volume and does not have all of it again: it answers nothing
     /// that would count in a quorum.
     pub fn is_rebuilding(&self) -> bool {
         self.rebuilding.load(Ordering::SeqCst)

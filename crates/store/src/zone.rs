@@ -200,7 +200,7 @@ impl Zone {
         self.failure()
     }
 
-    /// Whether the zone failed so far.
+    /// True if the zone failed so far.
     ///
     /// # Errors
     /// Why it failed.

@@ -60,7 +60,7 @@ pub struct Exit {
     pub log: Vec<String>,
 }
 
-/// Whether the server has ended, and whether anything of it is left.
+/// True if the server has ended, and whether anything of it is left.
 #[derive(Debug, Clone, Default)]
 struct Status {
     exit: Option<Exit>,
@@ -80,7 +80,7 @@ pub struct Child {
 #[derive(Debug, Clone)]
 pub struct Signals {
     pid: Pid,
-    /// Whether the pid is still the server's (running or not yet reaped).
+    /// True if the pid is still the server's (running or not yet reaped).
     ours: Arc<Mutex<bool>>,
 }
 

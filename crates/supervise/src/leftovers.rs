@@ -162,7 +162,7 @@ fn works_in(process: &Process, server: &Server, directory: &Path) -> bool {
         && fs::read_link(format!("/proc/{}/cwd", process.pid)).is_ok_and(|cwd| cwd == directory)
 }
 
-/// Whether `pid` is the server's program with its data directory on the command line.
+/// True if `pid` is the server's program with its data directory on the command line.
 fn runs_on(pid: Pid, server: &Server) -> bool {
     let Ok(line) = fs::read(format!("/proc/{pid}/cmdline")) else {
         return false;

@@ -116,7 +116,7 @@ impl BlockCache {
         }
     }
 
-    /// Whether the block was neither written nor removed since the ticket. False also if only another block of its
+    /// True if the block was neither written nor removed since the ticket. False also if only another block of its
     /// shard was.
     pub fn is_current(&self, key: BlockKey, ticket: Ticket) -> bool {
         *self.shard(key).lock() == ticket.0

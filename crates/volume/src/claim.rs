@@ -160,7 +160,7 @@ impl Claim {
         Ok(())
     }
 
-    /// Whether the claim of `node` was given up by somebody else, and it has not attached since.
+    /// True if the claim of `node` was given up by somebody else, and it has not attached since.
     pub(crate) async fn is_revoked(storage: &Arc<dyn Storage>, node: &NodeName) -> Result<bool> {
         let revocation = Claim::revocation(node);
         Ok(storage.get_record(&revocation).await?.is_some())

@@ -60,7 +60,7 @@ pub enum Error {
 }
 
 impl Error {
-    /// Whether a higher epoch exists, which is final.
+    /// True if a higher epoch exists, which is final.
     pub fn is_fenced(&self) -> bool {
         matches!(self, Error::Storage(e) if e.kind() == DaxErrorKind::Fenced)
     }

@@ -147,7 +147,7 @@ impl Latest {
         self.epoch
     }
 
-    /// Whether the predecessor's journal goes on after its last seal with more than housekeeping
+    /// True if the predecessor's journal goes on after its last seal with more than housekeeping
     /// (then it must not be started directly, N1). May say yes where it did not, after
     /// [`recover_behind`](Self::recover_behind).
     pub fn changed_since_seal(&self) -> bool {

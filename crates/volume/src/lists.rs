@@ -132,7 +132,7 @@ pub(crate) async fn store(
 pub(crate) struct Lists {
     /// Newest last, without gaps, up to the newer image.
     pub lists: Vec<BlockList>,
-    /// Whether they reach back to the older image.
+    /// True if they reach back to the older image.
     pub complete: bool,
 }
 

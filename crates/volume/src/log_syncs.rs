@@ -68,7 +68,7 @@ impl LogSyncs {
         number
     }
 
-    /// Whether a sync may be answered before it is done.
+    /// True if a sync may be answered before it is done.
     pub fn may_answer_early(&self) -> bool {
         !self.has_failed && self.under_way.len() <= EARLY_MAX
     }
@@ -109,7 +109,7 @@ impl LogSyncs {
         self.answered
     }
 
-    /// Whether durable will not move any more.
+    /// True if durable will not move any more.
     pub fn has_failed(&self) -> bool {
         self.has_failed
     }

@@ -51,7 +51,7 @@ impl Seal {
         std::iter::once(self.snapshot.file).chain(lists)
     }
 
-    /// Whether this image is an earlier one and what was written since. It is not if a takeover began
+    /// True if this image is an earlier one and what was written since. It is not if a takeover began
     /// at an older seal than that: then the earlier image is on a branch that nobody goes on with.
     pub fn continues(&self, earlier: &Seal) -> bool {
         let to = earlier.generation;

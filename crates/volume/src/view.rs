@@ -141,7 +141,7 @@ pub enum Fallocate {
     KeepSize,
     /// Make a range read as zeros (PUNCH_HOLE with KEEP_SIZE, ZERO_RANGE).
     Zero {
-        /// Whether the size stays as it is.
+        /// True if the size stays as it is.
         keep_size: bool,
     },
 }
@@ -178,7 +178,7 @@ pub enum PageCache {
 }
 
 impl PageCache {
-    /// Whether reads and writes go past it.
+    /// True if reads and writes go past it.
     pub fn is_bypassed(self) -> bool {
         matches!(self, PageCache::Never | PageCache::Bypassed)
     }

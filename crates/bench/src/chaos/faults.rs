@@ -71,13 +71,13 @@ impl Faults {
         }
     }
 
-    /// Whether a member has that.
+    /// True if a member has that.
     pub fn has(&self, member: Member, trouble: Trouble) -> bool {
         let mut all = self.troubles.iter();
         all.any(|(_, m, t)| (*m, *t) == (member, trouble))
     }
 
-    /// Whether a member's processes can be done something to.
+    /// True if a member's processes can be done something to.
     pub fn running(&self, member: Member) -> Result<(), Refusal> {
         match self.has(member, Trouble::Down) {
             true => Err(Refusal::Down),

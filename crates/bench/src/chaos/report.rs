@@ -57,7 +57,7 @@ impl Counts {
 /// Everything that is known of a run.
 #[derive(Debug, Clone, Serialize)]
 pub struct Report {
-    /// Whether all checks hold.
+    /// True if all checks hold.
     pub passed: bool,
     /// Gives the same schedule again.
     pub seed: u64,
@@ -75,7 +75,7 @@ pub struct Report {
     pub checks: Vec<Check>,
     /// How long it took after each round until everything was whole, in seconds.
     pub healed_s: Vec<f64>,
-    /// Whether there was something to make clocks jump with.
+    /// True if there was something to make clocks jump with.
     pub clocks: bool,
     pub(super) ended: Vec<Ended>,
     pub(super) struck: Vec<Struck>,

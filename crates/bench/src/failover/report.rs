@@ -108,7 +108,7 @@ pub struct Busy {
 /// All of it.
 #[derive(Debug, Clone, Default, Serialize)]
 pub struct Report {
-    /// Whether every check holds and nobody took over without a reason.
+    /// True if every check holds and nobody took over without a reason.
     pub passed: bool,
     /// Two nodes, a fault many times.
     pub causes: Vec<Rounds>,

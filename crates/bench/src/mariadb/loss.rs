@@ -27,12 +27,12 @@ pub struct Loss {
     pub acknowledged: u64,
     /// Those of them that were missing at the end.
     pub lost: u64,
-    /// Whether the sums of all accounts agree, and nothing is there that nobody wrote.
+    /// True if the sums of all accounts agree, and nothing is there that nobody wrote.
     pub consistent: bool,
 }
 
 impl Loss {
-    /// Whether everything that was acknowledged was there.
+    /// True if everything that was acknowledged was there.
     pub(super) fn lost_nothing(&self) -> bool {
         self.lost == 0 && self.consistent
     }

@@ -72,7 +72,7 @@ pub struct Measured {
 /// Everything that was measured.
 #[derive(Debug, Clone, Serialize)]
 pub struct Report {
-    /// Whether nothing that was acknowledged was lost by any system.
+    /// True if nothing that was acknowledged was lost by any system.
     pub passed: bool,
     /// Each workload.
     pub workloads: Vec<Workload>,

@@ -26,7 +26,7 @@ pub struct Transfer {
     pub tps_before: f64,
     /// Commits a second meanwhile.
     pub tps_during: f64,
-    /// Whether the members were equal afterwards.
+    /// True if the members were equal afterwards.
     pub equal: bool,
 }
 

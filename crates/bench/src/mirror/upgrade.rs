@@ -29,7 +29,7 @@ pub struct Upgrade {
     pub pause_ms: f64,
     /// The same around the way back.
     pub pause_back_ms: f64,
-    /// Whether the members were equal before the switchover, after it, and after the way back.
+    /// True if the members were equal before the switchover, after it, and after the way back.
     pub equal: bool,
 }
 

@@ -103,7 +103,7 @@ pub struct Options {
     pub patroni_ttl: u32,
     /// How far the sites are apart.
     pub distance: Distance,
-    /// Whether each side gets a processor of its own.
+    /// True if each side gets a processor of its own.
     pub pinned: bool,
 }
 

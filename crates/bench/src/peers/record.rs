@@ -31,7 +31,7 @@ pub struct Record {
 pub struct Setting {
     /// How far the sites are apart.
     pub distance: Distance,
-    /// Whether each side had a processor of its own.
+    /// True if each side had a processor of its own.
     pub pinned: bool,
     /// pgbench's scale.
     pub scale: u32,

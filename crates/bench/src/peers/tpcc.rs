@@ -18,7 +18,7 @@ const PROGRAM: &str = "go-tpc";
 /// Of pgbench's scale for each warehouse: both take about 100 MB then.
 const SCALE_PER_WAREHOUSE: u32 = 7;
 
-/// Whether the program is installed.
+/// True if the program is installed.
 pub fn is_there() -> bool {
     let path = std::env::var_os("PATH").unwrap_or_default();
     std::env::split_paths(&path).any(|dir: PathBuf| dir.join(PROGRAM).is_file())

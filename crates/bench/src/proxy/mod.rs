@@ -103,7 +103,7 @@ pub struct Options {
     pub books: u32,
     /// What each database server may use of a processor, in percent, in the third part; in the last, three times that.
     pub slice_percent: u32,
-    /// Whether the processors are shared out.
+    /// True if the processors are shared out.
     pub pinned: bool,
 }
 

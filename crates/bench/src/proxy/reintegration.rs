@@ -23,7 +23,7 @@ use crate::statistics::Sample;
 /// One loss and return.
 #[derive(Debug, Clone, Serialize)]
 pub struct Reintegration {
-    /// Whether the spare got reads before it was needed.
+    /// True if the spare got reads before it was needed.
     pub warm: bool,
     /// Interactions in each second.
     pub tps: Vec<f64>,

@@ -203,7 +203,7 @@ async fn ask(
     }
 }
 
-/// Whether a query failed for a reason that a healthy standby, or one that is killed, has: it gave
+/// True if a query failed for a reason that a healthy standby, or one that is killed, has: it gave
 /// way to redo, was told to end, or lost its connection.
 fn gave_way(error: &tokio_postgres::Error) -> bool {
     let class = error.code().map(|code| code.code().get(..2));

@@ -16,7 +16,7 @@ use understudy::demo::timeline::thousands;
 /// See the module.
 #[derive(Debug, Clone, Default, Serialize)]
 pub struct Report {
-    /// Whether every check holds.
+    /// True if every check holds.
     pub passed: bool,
     /// What was checked.
     pub checks: Vec<Check>,

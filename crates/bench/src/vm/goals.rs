@@ -15,7 +15,7 @@ pub struct Goal {
     pub wanted: String,
     /// What was seen.
     pub seen: f64,
-    /// Whether that is as hoped.
+    /// True if that is as hoped.
     pub met: bool,
 }
 

@@ -95,7 +95,7 @@ fn mariadb() -> anyhow::Result<mysql::Server> {
     })
 }
 
-/// Whether the database answers.
+/// True if the database answers.
 pub(super) async fn answers(guest: Guest, password: &str) -> anyhow::Result<()> {
     match guest {
         Guest::Postgresql => {

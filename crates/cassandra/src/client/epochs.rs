@@ -279,7 +279,7 @@ fn epoch_of(seen: &Sighting) -> Epoch {
     seen.row().map_or(Epoch::NONE, |row| row.epoch)
 }
 
-/// Whether somebody else was faster: owns a higher epoch than the one that was seen first, or has completed
+/// True if somebody else was faster: owns a higher epoch than the one that was seen first, or has completed
 /// the claim that was under way then.
 fn is_lost(first: &Sighting, seen: &Sighting) -> bool {
     let claim = first.row().filter(|row| row.is_claim());

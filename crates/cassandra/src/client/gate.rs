@@ -66,7 +66,7 @@ impl Gate {
         self.lease.lock().as_mut().and_then(Lease::release)
     }
 
-    /// Whether nothing will ever be acknowledged again.
+    /// True if nothing will ever be acknowledged again.
     pub fn is_shut_for_good(&self, now: Time) -> bool {
         self.state(now) == lease::Gate::Fenced
     }

@@ -40,7 +40,7 @@ pub struct Row {
 }
 
 impl Row {
-    /// Whether its owner still waits for its predecessor's lease to end: it has not renewed once.
+    /// True if its owner still waits for its predecessor's lease to end: it has not renewed once.
     pub fn is_claim(&self) -> bool {
         self.renewals == 0 && !self.released
     }
@@ -57,7 +57,7 @@ pub struct Change {
 }
 
 impl Change {
-    /// Whether it applies to what is there.
+    /// True if it applies to what is there.
     pub fn applies_to(&self, row: Option<&Row>) -> bool {
         let compared = |row: &Row| (row.epoch, row.owner.clone(), row.renewals);
         self.expected.as_ref().map(compared) == row.map(compared)
@@ -109,7 +109,7 @@ impl Terms {
     }
 }
 
-/// Whether something may be acknowledged now.
+/// True if something may be acknowledged now.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Gate {
     /// It may.
@@ -163,7 +163,7 @@ impl Lease {
         &self.row.owner
     }
 
-    /// Whether what is durable by now may be acknowledged. Look at the clock after the last write in
+    /// True if what is durable by now may be acknowledged. Look at the clock after the last write in
     /// scope was acknowledged, and ask then.
     pub fn gate(&self, now: Time) -> Gate {
         match (self.fenced, now < self.until) {

@@ -126,7 +126,7 @@ fn fetch(into: &Path) -> Result<()> {
     Ok(())
 }
 
-/// Whether the server itself is what it was when its checksum was noted; Maven has checked the others.
+/// True if the server itself is what it was when its checksum was noted; Maven has checked the others.
 fn check(jars: &Path) -> Result<()> {
     let path = jar(jars, "cassandra-all-")?;
     let bytes = fs::read(&path).tried(|| format!("read {}", path.display()))?;

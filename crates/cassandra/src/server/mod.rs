@@ -50,7 +50,7 @@ pub struct Options {
     pub nodes: u8,
     /// Java's heap of each node.
     pub heap_mib: u32,
-    /// Whether Java compiles lightly and only once what runs often. A node is quick soon after its start then, but
+    /// True if Java compiles lightly and only once what runs often. A node is quick soon after its start then, but
     /// not as quick as it would be after minutes of load.
     pub warms_soon: bool,
     /// Settings of `cassandra.yaml` that replace ours, in all nodes.

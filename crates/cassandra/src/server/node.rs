@@ -208,7 +208,7 @@ impl Node {
         self.child.as_ref().map(|c| Pid::from_raw(c.id() as i32))
     }
 
-    /// Whether its process lives.
+    /// True if its process lives.
     pub fn runs(&mut self) -> bool {
         let Some(child) = &mut self.child else {
             return false;

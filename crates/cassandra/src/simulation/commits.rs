@@ -28,7 +28,7 @@ impl Commits {
         self.before.insert(content, before);
     }
 
-    /// Whether it belongs behind this log.
+    /// True if it belongs behind this log.
     pub fn fits(&self, content: Content, log: &[Content]) -> bool {
         let last = log.last().copied().unwrap_or(NOTHING);
         self.before.get(&content) == Some(&last)

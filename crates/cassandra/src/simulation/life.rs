@@ -40,7 +40,7 @@ pub enum Doing {
 }
 
 impl Doing {
-    /// Whether somebody waits for commits.
+    /// True if somebody waits for commits.
     pub fn is_commits(self) -> bool {
         matches!(self, Doing::Commits | Doing::Gate)
     }

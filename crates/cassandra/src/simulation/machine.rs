@@ -159,7 +159,7 @@ impl Machine {
     }
 }
 
-/// Whether a row is not one that is given back while readers may still ask for it.
+/// True if a row is not one that is given back while readers may still ask for it.
 fn is_kept(place: Place) -> bool {
     places::block_of(place).is_none_or(|(key, _)| key.file != DATA)
 }

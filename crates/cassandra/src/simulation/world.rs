@@ -58,7 +58,7 @@ enum Event {
 #[derive(Debug, Clone)]
 pub enum Told {
     Reply(Reply),
-    /// Whether a change was applied.
+    /// True if a change was applied.
     Changed(bool),
     Looked(Option<Row>),
 }

@@ -86,7 +86,7 @@ struct Failure {
 }
 
 impl Failure {
-    /// Whether the server said that the transaction was rolled back (class 40).
+    /// True if the server said that the transaction was rolled back (class 40).
     fn says_rolled_back(&self) -> bool {
         self.code
             .as_ref()

@@ -250,12 +250,12 @@ pub struct Verdict {
     pub unexpected: u64,
     /// Commits whose answer was lost with the connection; each may be there or not.
     pub unknown: u64,
-    /// Whether the accounts have as much money together as at the beginning.
+    /// True if the accounts have as much money together as at the beginning.
     pub sums_agree: bool,
 }
 
 impl Verdict {
-    /// Whether nothing is lost or invented.
+    /// True if nothing is lost or invented.
     pub fn holds(&self) -> bool {
         self.lost == 0 && self.unexpected == 0 && self.sums_agree
     }

@@ -19,7 +19,7 @@ use super::session::connect;
 pub struct Check {
     /// What was checked.
     pub name: &'static str,
-    /// Whether it holds.
+    /// True if it holds.
     pub passed: bool,
     /// What was seen.
     pub detail: String,

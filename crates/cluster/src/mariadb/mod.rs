@@ -194,7 +194,7 @@ pub async fn check(server: Server) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Whether `mariadb-check` finds every table good. Rows that were deleted and not purged yet, as there are many of
+/// True if `mariadb-check` finds every table good. Rows that were deleted and not purged yet, as there are many of
 /// after a recovery, are in its warnings, and no fault.
 fn is_sound(said: &str) -> bool {
     let mut tables = 0;

@@ -75,7 +75,7 @@ impl Inspector {
         Ok(read(&std::fs::read_to_string(&self.found)?))
     }
 
-    /// Whether innochecksum notices a page that was damaged on purpose, in a copy of a file with pages in use.
+    /// True if innochecksum notices a page that was damaged on purpose, in a copy of a file with pages in use.
     ///
     /// # Errors
     /// It does not, or finds the copy damaged before.

@@ -46,7 +46,7 @@ impl Socket {
         Ok(Socket::Tcp(stream, peer))
     }
 
-    /// Whether only those who belong to the cluster, or own the socket's file, can speak through it.
+    /// True if only those who belong to the cluster, or own the socket's file, can speak through it.
     pub(super) fn is_private(&self, tls: Option<&Tls>) -> bool {
         match self {
             Socket::Tcp(..) => tls.is_some(),

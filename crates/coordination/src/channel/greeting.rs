@@ -81,7 +81,7 @@ pub(super) struct Greeted {
     pub version: u16,
     pub who: Identity,
     pub wants: Wants,
-    /// Whether it takes the log along with triggers.
+    /// True if it takes the log along with triggers.
     pub log: bool,
 }
 

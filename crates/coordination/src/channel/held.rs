@@ -12,7 +12,7 @@ use dax::ids::Epoch;
 
 use super::holding::{HoldOrder, Time};
 
-/// Whether transactions may begin. Pure.
+/// True if transactions may begin. Pure.
 #[derive(Debug, Default)]
 pub(super) struct Held {
     hold: Option<Hold>,

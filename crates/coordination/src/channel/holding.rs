@@ -38,7 +38,7 @@ pub struct HoldOrder {
     pub at_most_ms: u64,
 }
 
-/// Whether proxies hold. Pure; see the module.
+/// True if proxies hold. Pure; see the module.
 #[derive(Debug, Default)]
 pub(super) struct Holding {
     /// The number of the last hold.
@@ -112,7 +112,7 @@ impl Holding {
         self.held.take().map(|_| self.number)
     }
 
-    /// Whether nobody is waited for any more.
+    /// True if nobody is waited for any more.
     pub(super) fn is_quiet(&self, now: Time) -> bool {
         let waits = |held: &Held| now < held.drain_until && !held.waited_for.is_empty();
         !self.held.as_ref().is_some_and(waits)

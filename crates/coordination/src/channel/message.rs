@@ -95,7 +95,7 @@ pub struct Progress {
     pub applied: Lsn,
     /// The end of the log that it may be given.
     pub horizon: Lsn,
-    /// Whether it could take over at once.
+    /// True if it could take over at once.
     pub warm: bool,
     /// The rows that its queries may still read, which vacuum on the active shall keep, if it wants so
     /// (`[standby] feedback`).
@@ -132,7 +132,7 @@ pub struct StandbySeen {
     pub postgres: Address,
     /// The end of the log that it has replayed, at least.
     pub applied: Lsn,
-    /// Whether it is level with the active.
+    /// True if it is level with the active.
     pub warm: bool,
     /// The run of its PostgreSQL that has replayed that: another run may be behind it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -213,7 +213,7 @@ pub(super) enum Message {
         version: u16,
         me: Identity,
         wants: Wants,
-        /// Whether a subscriber takes the log along with the triggers.
+        /// True if a subscriber takes the log along with the triggers.
         #[serde(default)]
         log: bool,
     },

@@ -211,7 +211,7 @@ impl Watcher {
         }
     }
 
-    /// Whether there is a connection's task that takes it.
+    /// True if there is a connection's task that takes it.
     fn send(&self, agent: &Address, message: Message) -> bool {
         let link = self.links.get(&agent.to_string());
         link.is_some_and(|link| link.to.send(message).is_ok())

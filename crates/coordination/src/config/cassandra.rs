@@ -209,7 +209,7 @@ impl CassandraConfig {
     }
 }
 
-/// Whether a node, with or without a port, is on this machine for sure.
+/// True if a node, with or without a port, is on this machine for sure.
 fn is_local(node: &str) -> bool {
     let host = match node.parse::<SocketAddr>() {
         Ok(address) => return address.ip().is_loopback(),

@@ -16,7 +16,7 @@ pub struct Cluster {
     pub wal_segment_bytes: u32,
     /// Bytes in a page of the database.
     pub page_bytes: u32,
-    /// Whether pages carry PostgreSQL's checksums.
+    /// True if pages carry PostgreSQL's checksums.
     #[serde(default)]
     pub data_checksums: bool,
     /// The role that agents connect as.

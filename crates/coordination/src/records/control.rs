@@ -102,9 +102,16 @@ impl Control {
         Ok(Control::load(storage).await?.unwrap_or_default())
     }
 
-    /// Whether no takeover may happen by itself.
+    /// True if no takeover may happen by itself.
     pub fn is_paused(&self) -> bool {
         self.paused.is_some()
+    }
+
+    /// Difference of a node's libraries from those that the volume's indexes agree with: `built_with`, unless an operator has
+    /// accepted others since.
+    pub fn misfit(&self, node: &Libraries, built_with: Option<&Libraries>) -> Option<String> {
+        let volume = self.libraries.as_ref().or(built_with)?;
+        node.collation_difference(volume)
     }
 
     /// How many standbys are wanted; `None`: every node that is no spare.

@@ -65,7 +65,7 @@ impl WrittenForms {
     }
 }
 
-/// Whether all nodes can read what is to be allowed; those that were stopped for good are not asked.
+/// True if all nodes can read what is to be allowed; those that were stopped for good are not asked.
 ///
 /// # Errors
 /// Who cannot.

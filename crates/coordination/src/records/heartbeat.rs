@@ -62,7 +62,7 @@ pub enum ActiveState {
 }
 
 impl ActiveState {
-    /// Whether the owner itself says that it no longer serves and somebody else should.
+    /// True if the owner itself says that it no longer serves and somebody else should.
     pub fn is_vacant(&self) -> bool {
         matches!(
             self,

@@ -5,8 +5,6 @@
 
 use serde::{Deserialize, Serialize};
 
-use super::Control;
-
 /// Versions of one host's libraries, as far as they are known.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default)]
@@ -30,13 +28,6 @@ impl Libraries {
             ("ICU", &self.icu, &volume.icu),
         ];
         differences(&pairs)
-    }
-
-    /// Difference from a volume whose database was `built_with` these libraries, unless an operator has said since that its
-    /// indexes agree with others.
-    pub fn misfit(&self, control: &Control, built_with: Option<&Libraries>) -> Option<String> {
-        let volume = control.libraries.as_ref().or(built_with)?;
-        self.collation_difference(volume)
     }
 
     /// Difference of the time zone database.

@@ -118,7 +118,7 @@ impl Driver {
         self.change(|i, _| i.core.next_version())
     }
 
-    /// Whether a write of so many bytes may go ahead at once.
+    /// True if a write of so many bytes may go ahead at once.
     pub fn has_room(&self, bytes: usize) -> bool {
         self.change(|i, _| !i.core.is_fenced() && i.core.has_room(bytes))
     }
@@ -182,7 +182,7 @@ impl Driver {
         self.change(|_, _| ());
     }
 
-    /// Whether a connection is still wanted as it was when it had this number.
+    /// True if a connection is still wanted as it was when it had this number.
     pub fn is_dialed(&self, replica: ReplicaId, dial: u64) -> bool {
         self.inner.lock().dials.get(&replica) == Some(&dial)
     }

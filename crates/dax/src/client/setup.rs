@@ -150,7 +150,7 @@ impl Survey<'_> {
         Membership::first(self.settings, members, Membership::FIRST).map(Some)
     }
 
-    /// Whether a store without the volume has lost it, rather than never had it; none if that is for
+    /// True if a store without the volume has lost it, rather than never had it; none if that is for
     /// the volume's owner to say.
     fn is_lost(
         &self,

@@ -139,7 +139,7 @@ impl VolumeKey {
         Proof(self.mac(side, greeting).finalize().into_bytes().into())
     }
 
-    /// Whether `side` has shown that it knows the key. Takes the same time whatever the proof.
+    /// True if `side` has shown that it knows the key. Takes the same time whatever the proof.
     pub fn is_proven(&self, side: Side, greeting: &Greeting, proof: &Proof) -> bool {
         self.mac(side, greeting).verify_slice(&proof.0).is_ok()
     }

@@ -71,7 +71,7 @@ impl World {
         }
     }
 
-    /// Whether a full quorum keeps the newest membership: an operator is told that an exchange has ended, and may
+    /// True if a full quorum keeps the newest membership: an operator is told that an exchange has ended, and may
     /// throw away who left.
     fn is_newest_kept(&self) -> bool {
         let Some(newest) = &self.recorded else {
@@ -112,7 +112,7 @@ impl World {
         }
     }
 
-    /// Whether who goes by this membership finds out who the members are: the stores that it names and that are still
+    /// True if who goes by this membership finds out who the members are: the stores that it names and that are still
     /// there tell what they keep, and so do those that a newer membership names. After an exchange, those who left may
     /// be gone, and a member that was away may not have heard of it yet.
     pub fn leads_to_members(&self, known: &Membership) -> bool {
@@ -166,7 +166,7 @@ impl World {
         who
     }
 
-    /// Whether one more store may lose something: no more of any members who count, or will, than they bear.
+    /// True if one more store may lose something: no more of any members who count, or will, than they bear.
     pub fn may_lose(&self, index: u8) -> bool {
         let is_spare = |members: &[Member]| members.iter().all(|m| index_of(&m.address) != index);
         let who = self.who_counts(true);
@@ -174,7 +174,7 @@ impl World {
             .all(|(members, sync)| is_spare(members) || self.bear_more(members, *sync, index))
     }
 
-    /// Whether a copy in this store may be damaged. What is damaged in a store that is being filled is found by who reads
+    /// True if a copy in this store may be damaged. What is damaged in a store that is being filled is found by who reads
     /// it, and members whose place it takes may have left by then, so these must bear it, too.
     pub fn may_be_damaged(&self, index: u8) -> bool {
         let is_filled = self.replicas[usize::from(index)].peer.rebuilding;
@@ -183,14 +183,14 @@ impl World {
         self.may_lose(index) && (!is_filled || who.iter().all(bears))
     }
 
-    /// Whether these members bear the loss of one more store, besides those of them that have lost something.
+    /// True if these members bear the loss of one more store, besides those of them that have lost something.
     fn bear_more(&self, members: &[Member], sync: u8, index: u8) -> bool {
         let others = members.iter().filter(|m| index_of(&m.address) != index);
         let hurt = others.filter(|m| self.is_hurt(m)).count();
         hurt < usize::from(sync - 1).min(members.len() - usize::from(sync))
     }
 
-    /// Whether so many others that count were told of commits which the copy of this store lacks that no read quorum is
+    /// True if so many others that count were told of commits which the copy of this store lacks that no read quorum is
     /// without one of them: no other copy can be told from the directory itself. Nor can one from before an exchange, with
     /// those who were members then and have been away since: by its members, too, somebody who knows has to be asked.
     pub fn is_copy_known_as_old(&self, index: u8) -> bool {

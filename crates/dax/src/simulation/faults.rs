@@ -205,7 +205,7 @@ impl Schedule {
         self.world.coverage.one("times that fewer than k had room");
     }
 
-    /// Whether fewer than k replicas have room, with more to come.
+    /// True if fewer than k replicas have room, with more to come.
     pub fn is_squeezed(&self) -> bool {
         matches!(self.faults.plot, Some(Plot::Lose(_) | Plot::Relieve(_)))
     }

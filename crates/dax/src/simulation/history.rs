@@ -50,7 +50,7 @@ pub enum Action {
     },
     Get(RecordId),
     PromoteRecord(RecordId),
-    /// Whether the client's epoch still stands, so that what it knows is all that was acknowledged.
+    /// True if the client's epoch still stands, so that what it knows is all that was acknowledged.
     Confirm,
     /// Anything else that must end, and that nothing is known about.
     Other,
@@ -251,7 +251,7 @@ impl Action {
         }
     }
 
-    /// Whether it is a sync point.
+    /// True if it is a sync point.
     pub fn is_sync(self) -> bool {
         matches!(
             self,

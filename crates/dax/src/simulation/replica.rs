@@ -229,13 +229,13 @@ impl Replica {
         slot.is_some()
     }
 
-    /// Whether every copy fits its checksum.
+    /// True if every copy fits its checksum.
     pub fn is_intact(&self) -> bool {
         let mut blocks = self.peer.blocks.iter();
         blocks.all(|((key, _), block)| block.is_intact(*key))
     }
 
-    /// Whether it counts in quorums, or will once it is up.
+    /// True if it counts in quorums, or will once it is up.
     pub fn counts(&self) -> bool {
         !self.empty && !self.peer.rebuilding && !self.went_back
     }

@@ -415,7 +415,7 @@ impl World {
         }
     }
 
-    /// Whether two entries of the client's configuration lead to one replica, and it does not know better; or nobody
+    /// True if two entries of the client's configuration lead to one replica, and it does not know better; or nobody
     /// whom it knows can tell it who the members are, after exchanges that it has not heard of.
     pub fn is_misconfigured(&self, client: ClientId) -> bool {
         let client = &self.clients[client];

@@ -52,7 +52,7 @@ impl WebTls {
     }
 }
 
-/// Whether the other side has shown a certificate, which was verified then.
+/// True if the other side has shown a certificate, which was verified then.
 pub fn is_certified(stream: &ServerStream) -> bool {
     stream.get_ref().1.peer_certificates().is_some()
 }

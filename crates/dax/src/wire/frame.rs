@@ -66,7 +66,7 @@ impl Frame {
     }
 }
 
-/// Whether these bytes begin a record of TLS.
+/// True if these bytes begin a record of TLS.
 fn is_tls(prefix: [u8; 4]) -> bool {
     matches!(prefix, [0x14..=0x17, 3, 1..=4, _])
 }

@@ -97,14 +97,14 @@ impl StoredBlock {
         }
     }
 
-    /// Whether the contents are what was written as `key`.
+    /// True if the contents are what was written as `key`.
     pub fn is_intact(&self, key: BlockKey) -> bool {
         self.checksum == checksum(key, self.generation, self.version, &self.data)
     }
 }
 
 impl BlockWrite {
-    /// Whether the contents are what the writer sent; of a write with a base, that is not known before it is
+    /// True if the contents are what the writer sent; of a write with a base, that is not known before it is
     /// [`completed`](Self::completed).
     pub fn is_intact(&self) -> bool {
         self.base.is_some()

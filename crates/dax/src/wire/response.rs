@@ -122,7 +122,7 @@ pub enum Response {
     Epoch(EpochGrant),
     /// Reply to `OwnEpoch`.
     Owned {
-        /// Whether it was accepted (also if it had been before, from the same owner).
+        /// True if it was accepted (also if it had been before, from the same owner).
         accepted: bool,
         /// What is accepted here now.
         grant: EpochGrant,
@@ -139,14 +139,14 @@ pub enum Response {
     Records {
         /// The records.
         entries: Vec<RecordEntry>,
-        /// Whether there are more: ask again after the last name.
+        /// True if there are more: ask again after the last name.
         more: bool,
     },
     /// Reply to `Inventory`: one page.
     Inventory {
         /// What is stored, in order.
         entries: Vec<InventoryEntry>,
-        /// Whether there is more: ask again after the last entry.
+        /// True if there is more: ask again after the last entry.
         more: bool,
     },
     /// Reply to what has nothing else to say.

@@ -55,7 +55,7 @@ impl Sent {
         self.base.len() + ENTRY_BYTES
     }
 
-    /// Whether it is written no more, as far as `now` tells.
+    /// True if it is written no more, as far as `now` tells.
     fn is_old(&self, now: Generation) -> bool {
         self.generation.epoch != now.epoch || self.generation.number + 1 < now.number
     }

@@ -71,7 +71,7 @@ impl Handle {
         self.own
     }
 
-    /// Whether it has to stop.
+    /// True if it has to stop.
     pub fn is_fenced(&self) -> bool {
         self.fenced.is_some()
     }
@@ -115,7 +115,7 @@ impl Handle {
         self.own.is_some_and(|own| version.epoch > own)
     }
 
-    /// Whether this handle made the version.
+    /// True if this handle made the version.
     pub fn is_own(&self, version: Version) -> bool {
         let epochs = self.first_own.zip(self.own);
         epochs.is_some_and(|(first, last)| (first..=last).contains(&version.epoch))
@@ -195,7 +195,7 @@ impl Handle {
 
     // --- reads -----------------------------------------------------------------------------------
 
-    /// Whether reads ask one replica where the version is known.
+    /// True if reads ask one replica where the version is known.
     pub fn is_optimistic(&self) -> bool {
         self.optimistic
     }
@@ -240,7 +240,7 @@ impl Handle {
         optimistic.then(|| self.versions.get(key, up_to)).flatten()
     }
 
-    /// Whether one replica's answer is what must be found: exactly that, or a later write of this handle
+    /// True if one replica's answer is what must be found: exactly that, or a later write of this handle
     /// unless the image is `sealed`.
     pub fn is_fresh(&self, known: Known, sealed: bool, found: Version) -> bool {
         found == known.version || (!sealed && found > known.version && self.is_own(found))
@@ -265,7 +265,7 @@ impl Handle {
         self.versions.learned(key, up_to, found, false);
     }
 
-    /// Whether it wrote or promoted the block already.
+    /// True if it wrote or promoted the block already.
     pub fn is_settled(&mut self, key: BlockKey) -> bool {
         self.versions.entry(key).is_some_and(|known| known.settled)
     }
@@ -279,7 +279,7 @@ impl Handle {
 
     // --- removal ---------------------------------------------------------------------------------
 
-    /// Whether the block is in front of what its file still has.
+    /// True if the block is in front of what its file still has.
     pub fn is_removed(&self, key: BlockKey) -> bool {
         let removed = self.removed_before.get(&key.file);
         removed.is_some_and(|first| key.block < *first)

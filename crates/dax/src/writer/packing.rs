@@ -107,7 +107,7 @@ fn piece_checksum(new: &[u8]) -> [u8; CHECKSUM_BYTES] {
     (xxh3_64(new) as u32).to_le_bytes()
 }
 
-/// Whether blocks can be differences of one that was packed like this.
+/// True if blocks can be differences of one that was packed like this.
 pub fn is_base(packed: &[u8], block_bytes: usize) -> bool {
     packed.len() < block_bytes && packed.starts_with(&ZSTD)
 }

@@ -111,7 +111,7 @@ impl Pending {
         self.bytes
     }
 
-    /// Whether nothing is waited for.
+    /// True if nothing is waited for.
     pub fn is_empty(&self) -> bool {
         self.count == 0
     }
@@ -223,7 +223,7 @@ impl Pending {
         true
     }
 
-    /// Whether a write's contents are what they were when it was made.
+    /// True if a write's contents are what they were when it was made.
     pub fn is_intact(&self, seq: Seq) -> bool {
         self.get(seq).is_none_or(Entry::is_intact)
     }
@@ -240,14 +240,14 @@ impl Pending {
         }
     }
 
-    /// Whether the replica has every write up to `upto` that is still held here.
+    /// True if the replica has every write up to `upto` that is still held here.
     pub fn is_complete(&self, replica: ReplicaId, upto: Seq) -> bool {
         let count = (upto + 1).saturating_sub(self.base) as usize;
         let mut held = self.slots.iter().take(count).flatten();
         !held.any(|entry| entry.missing.contains(replica))
     }
 
-    /// Whether a write of the block in this generation is on its way to the replica.
+    /// True if a write of the block in this generation is on its way to the replica.
     pub fn is_underway(&self, replica: ReplicaId, key: BlockKey, generation: Generation) -> bool {
         let mut next = self.newest.get(&key).copied();
         while let Some(entry) = next.and_then(|seq| self.get(seq)) {
@@ -312,7 +312,7 @@ impl Pending {
         gone.into_iter().for_each(|seq| self.remove(seq));
     }
 
-    /// Whether this replica can do without the write: it is synced, and a newer one of the same block
+    /// True if this replica can do without the write: it is synced, and a newer one of the same block
     /// and generation is on its way to the replica.
     pub fn is_superfluous(&self, seq: Seq, replica: ReplicaId) -> bool {
         let Some(entry) = self.get(seq).filter(|e| e.synced && e.superseded) else {
@@ -328,7 +328,7 @@ impl Pending {
         false
     }
 
-    /// Whether a newer write of the same block and generation was made.
+    /// True if a newer write of the same block and generation was made.
     pub fn is_superseded(&self, seq: Seq) -> bool {
         self.get(seq).is_some_and(|entry| entry.superseded)
     }
@@ -455,7 +455,7 @@ impl Pending {
         }
     }
 
-    /// Whether everything up to `upto` (of one file, or of all) is on k replicas.
+    /// True if everything up to `upto` (of one file, or of all) is on k replicas.
     pub fn is_synced(&mut self, file: Option<FileId>, upto: Seq) -> bool {
         self.first_unsynced(file).is_none_or(|first| first > upto)
     }

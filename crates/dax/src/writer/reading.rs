@@ -82,7 +82,7 @@ impl Reading {
         self.known.filter(|_| self.sealed)
     }
 
-    /// Whether one replica's answer is the answer.
+    /// True if one replica's answer is the answer.
     pub fn takes(&self, handle: &Handle, found: Version) -> bool {
         let fresh = |known| handle.is_fresh(known, self.sealed, found);
         self.known().is_some_and(fresh)

@@ -22,7 +22,7 @@ impl ReplicaSet {
     pub fn remove(&mut self, replica: ReplicaId) {
         self.0 &= !(1 << replica.0);
     }
-    /// Whether it is in.
+    /// True if it is in.
     pub fn contains(self, replica: ReplicaId) -> bool {
         self.0 & (1 << replica.0) != 0
     }
@@ -42,7 +42,7 @@ impl ReplicaSet {
     pub fn len(self) -> usize {
         self.0.count_ones() as usize
     }
-    /// Whether there are none.
+    /// True if there are none.
     pub fn is_empty(self) -> bool {
         self.0 == 0
     }

@@ -51,7 +51,7 @@ pub struct Setup {
     pub writes: [u8; CLIENTS],
     /// Promotions that each client starts; after the first, its version list has lost the block.
     pub promotions: [u8; CLIENTS],
-    /// Whether the client reads.
+    /// True if the client reads.
     pub reads: [bool; CLIENTS],
     /// The epoch that each client proposes without looking; 0 for none.
     pub claims: [u8; CLIENTS],
@@ -154,7 +154,7 @@ impl Setup {
         }
     }
 
-    /// Whether a rule is expected not to hold.
+    /// True if a rule is expected not to hold.
     pub fn is_broken(&self) -> bool {
         !matches!(
             self.variant,
@@ -189,7 +189,7 @@ impl Setup {
         }
     }
 
-    /// Whether a replica puts `new` in the place of `stored`.
+    /// True if a replica puts `new` in the place of `stored`.
     pub fn replaces(&self, new: Stamp, stored: Option<Stamp>) -> bool {
         match self.variant {
             Variant::CounterAlone => stored.is_none_or(|stored| new.seq > stored.seq),
@@ -197,7 +197,7 @@ impl Setup {
         }
     }
 
-    /// Whether a client takes `one` for newer than `other`.
+    /// True if a client takes `one` for newer than `other`.
     pub fn is_newer(&self, one: Stamp, other: Stamp) -> bool {
         match self.variant {
             Variant::CounterAlone => one.seq > other.seq,

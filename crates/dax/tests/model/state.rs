@@ -192,7 +192,7 @@ impl State {
         self.sites.iter().filter(has).count()
     }
 
-    /// Whether everything that the client has written is on k replicas.
+    /// True if everything that the client has written is on k replicas.
     pub fn is_synced(&self, who: Who) -> bool {
         let given = self.clients[who].given;
         given == 0 || self.acks(who, given) >= SYNC

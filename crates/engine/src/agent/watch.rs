@@ -135,7 +135,7 @@ impl Watch {
         Ok(())
     }
 
-    /// Whether the nodes' records are worth a look: now and then, and each time while somebody has to take over or
+    /// True if the nodes' records are worth a look: now and then, and each time while somebody has to take over or
     /// the active is not known yet.
     fn lists(&self, now: Duration) -> bool {
         let old = self

@@ -312,7 +312,7 @@ impl World {
         Ok(())
     }
 
-    /// Whether a takeover that is decided now was decided in the pause.
+    /// True if a takeover that is decided now was decided in the pause.
     fn paused_for_long(&self) -> bool {
         self.flaw == Some(Flaw::IgnoresPause)
     }

@@ -10,7 +10,7 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use super::locks::Tx;
 
-/// Whether a transaction waits, over however many others, for one that waits for it. `here` says whom each waits for in the manager,
+/// True if a transaction waits, over however many others, for one that waits for it. `here` says whom each waits for in the manager,
 /// `waits` which process of the member waits for which, and `processes` which transaction each process executes.
 pub fn is_in_circle(
     tx: Tx,

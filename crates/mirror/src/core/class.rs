@@ -54,7 +54,7 @@ impl Mode {
         Mode::Exclusive,
     ];
 
-    /// Whether two transactions may have these at a time.
+    /// True if two transactions may have these at a time.
     pub fn allows(self, other: Mode) -> bool {
         use Mode::{Exclusive, IntentExclusive, IntentShared, Shared};
         match (self, other) {
@@ -123,12 +123,12 @@ impl Claims {
         self.0.iter().map(|(class, mode)| (class, *mode))
     }
 
-    /// Whether nothing is claimed.
+    /// True if nothing is claimed.
     pub fn is_empty(&self) -> bool {
         self.0.is_empty()
     }
 
-    /// Whether transactions with these claims must be in one order everywhere.
+    /// True if transactions with these claims must be in one order everywhere.
     pub fn conflicts_with(&self, other: &Claims) -> bool {
         self.iter().any(|(class, mode)| {
             other

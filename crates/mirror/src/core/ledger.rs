@@ -37,7 +37,7 @@ impl Ledger {
         }
     }
 
-    /// Whether it is there.
+    /// True if it is there.
     pub fn contains(&self, number: Number) -> bool {
         number <= self.floor || self.above.contains(&number)
     }

@@ -97,7 +97,7 @@ impl Locks {
         Some(Grant::Granted)
     }
 
-    /// Whether it has the class now; otherwise it waits there.
+    /// True if it has the class now; otherwise it waits there.
     fn take(&mut self, tx: Tx, class: &Class, mode: Mode) -> bool {
         let queue = self.queues.entry(class.clone()).or_default();
         let held = queue.holders.get(&tx).copied();
@@ -215,7 +215,7 @@ impl Locks {
         self.queues.len()
     }
 
-    /// Whether nobody has anything.
+    /// True if nobody has anything.
     pub fn is_empty(&self) -> bool {
         self.queues.is_empty()
     }

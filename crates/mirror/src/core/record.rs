@@ -70,7 +70,7 @@ impl Digest {
 pub struct Parameter {
     /// The type that the client said it has; 0 if the server shall tell.
     pub type_oid: u32,
-    /// Whether the value is in the binary format.
+    /// True if the value is in the binary format.
     pub is_binary: bool,
     /// The value; `None` if it is null.
     pub value: Option<Vec<u8>>,
@@ -108,7 +108,7 @@ impl Parameter {
 }
 
 impl Statement {
-    /// Whether it is no statement of the client's, but makes a session's settings what the client's were.
+    /// True if it is no statement of the client's, but makes a session's settings what the client's were.
     pub fn is_settings(&self) -> bool {
         self.digest.is_none()
     }
@@ -128,7 +128,7 @@ pub struct Draft {
 }
 
 impl Draft {
-    /// Whether definitions may be others after it. Nothing else is executed at the same time.
+    /// True if definitions may be others after it. Nothing else is executed at the same time.
     pub fn is_definition(&self) -> bool {
         self.claims
             .iter()

@@ -104,7 +104,7 @@ impl Schedule {
         self.waiting.len() + self.started.len()
     }
 
-    /// Whether all are done.
+    /// True if all are done.
     pub fn is_empty(&self) -> bool {
         self.len() == 0
     }

@@ -186,7 +186,7 @@ impl Applier {
         self.session.query("ROLLBACK").await.map(drop)
     }
 
-    /// Whether the member has a transaction of the log.
+    /// True if the member has a transaction of the log.
     async fn has(&mut self, record: &Record) -> Result<bool, Failed> {
         let (number, token) = (record.number, record.draft.token);
         let text = format!("SELECT understudy_mirror.has({number}, '{token}')");
@@ -201,7 +201,7 @@ impl Applier {
     }
 }
 
-/// Whether an error says nothing of the statement, and is gone sooner or later: conflicts, missing resources, somebody who has a
+/// True if an error says nothing of the statement, and is gone sooner or later: conflicts, missing resources, somebody who has a
 /// lock there or cancels what runs, a server that stops or only reads.
 fn passes(code: &str) -> bool {
     [
@@ -327,7 +327,7 @@ impl Member {
         Ok(())
     }
 
-    /// Whether a sequence has to be set.
+    /// True if a sequence has to be set.
     async fn lacks(
         &self,
         life: Life,

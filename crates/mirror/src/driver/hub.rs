@@ -482,7 +482,7 @@ impl Hub {
         seen.collect()
     }
 
-    /// Whether it is to be tried again.
+    /// True if it is to be tried again.
     fn see_applied(&self, life: Life, number: Number, applied: Applied) -> bool {
         match applied {
             Applied::Done => false,

@@ -67,7 +67,7 @@ impl Ready {
         }
     }
 
-    /// Whether somebody who has come later has something to do.
+    /// True if somebody who has come later has something to do.
     pub fn come(&self) -> bool {
         let mut state = self.0.lock();
         state.is_awaited = false;

@@ -32,7 +32,7 @@ struct Condition {
     has_member: bool,
 }
 
-/// Whether a check holds; `None` if the path is no check.
+/// True if a check holds; `None` if the path is no check.
 fn check(path: &str, now: Condition) -> Option<bool> {
     let is_primary = now.role.serves() && now.serves;
     let is_standby = now.role == Role::Standby;

@@ -50,7 +50,7 @@ pub async fn renew(session: &mut Postgres) -> Result<(), WireError> {
     Ok(())
 }
 
-/// Whether a member has ever belonged to a mirror.
+/// True if a member has ever belonged to a mirror.
 pub async fn is_of_mirror(session: &mut Postgres) -> Result<bool, WireError> {
     let there = session
         .query("SELECT pg_catalog.to_regclass('understudy_mirror.state') IS NOT NULL")

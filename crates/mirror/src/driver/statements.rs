@@ -90,7 +90,7 @@ impl Statements {
         Ok(answers)
     }
 
-    /// Whether a text comes for the first time, as far as is known.
+    /// True if a text comes for the first time, as far as is known.
     fn is_first(&mut self, key: &Key) -> bool {
         if self.once.len() >= MOST_ONCE {
             self.once.clear();

@@ -72,12 +72,12 @@ impl Wire {
         self.socket.encrypt(tls, peer).await
     }
 
-    /// Whether there is no connection any more.
+    /// True if there is no connection any more.
     pub fn is_gone(&self) -> bool {
         matches!(self.socket, Socket::Gone)
     }
 
-    /// Whether what is said cannot be read on the way.
+    /// True if what is said cannot be read on the way.
     pub fn is_encrypted(&self) -> bool {
         self.socket.is_encrypted()
     }

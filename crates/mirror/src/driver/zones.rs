@@ -124,7 +124,7 @@ impl Zones {
         storage.put_record(IDENTITY, record, Authority::Owner).await
     }
 
-    /// Whether nobody has ever written the log.
+    /// True if nobody has ever written the log.
     pub async fn is_new(&self) -> Result<bool> {
         let storage = self.storage().await?;
         Ok(storage.accepted_epoch().await?.epoch == Epoch::NONE)

@@ -157,7 +157,7 @@ const BY_ORDER: &[&str] = &[
     "ntile",
 ];
 
-/// Whether the function is one of the big objects', whose numbers are each member's own.
+/// True if the function is one of the big objects', whose numbers are each member's own.
 fn is_of_large_objects(name: &str) -> bool {
     name.starts_with("lo_") || matches!(name, "loread" | "lowrite")
 }
@@ -197,7 +197,7 @@ pub fn judge(call: &Call, facts: &Facts, harmless: &Harmless) -> Judged {
     }
 }
 
-/// Whether a call within a statement that only reads may run on the primary alone; otherwise why not.
+/// True if a call within a statement that only reads may run on the primary alone; otherwise why not.
 pub fn reads_only(call: &Call, facts: &Facts, harmless: &Harmless) -> Result<(), String> {
     let name = call.name.as_str();
     if harmless.functions.iter().any(|one| one == name)

@@ -258,13 +258,13 @@ fn plan_change(
     Ok(Plan::Write(Box::new(write)))
 }
 
-/// Whether `DEFAULT` is in it.
+/// True if `DEFAULT` is in it.
 pub fn sets_default(node: &impl serde::Serialize) -> bool {
     let text = serde_json::to_string(node).unwrap_or_default();
     text.contains("\"SetToDefault\"")
 }
 
-/// Whether an `UPDATE` of several rows may fail or not by their order: each row's new values are compared with those of rows that
+/// True if an `UPDATE` of several rows may fail or not by their order: each row's new values are compared with those of rows that
 /// it comes to later. Rows that are sent come in the order in which it went well.
 fn may_collide(table: &Table, node: &Tree, columns: &[String]) -> bool {
     let Tree::UpdateStmt(update) = node else {
@@ -285,7 +285,7 @@ fn may_collide(table: &Table, node: &Tree, columns: &[String]) -> bool {
     computes && is_sendable
 }
 
-/// Whether these columns of rows can be changed to values.
+/// True if these columns of rows can be changed to values.
 pub fn check_shippable(table: &Table, why: &str, columns: &[String]) -> Result<()> {
     let mut changed = table
         .columns

@@ -187,7 +187,7 @@ pub fn of_catalog() -> Box<Refusal> {
     )
 }
 
-/// Whether a table can be written at all.
+/// True if a table can be written at all.
 pub fn check_table(cx: &Context<'_>, table: &Table) -> Result<()> {
     let name = table.class();
     if table.kind == "v" || table.kind == "f" || table.kind == "m" {

@@ -66,7 +66,7 @@ impl Times {
         }
     }
 
-    /// Whether one of these fields may mean the time at which it is read.
+    /// True if one of these fields may mean the time at which it is read.
     pub fn are_in(&self, copied: &[u8]) -> bool {
         if self.is_binary || !self.columns.contains(&true) {
             return false;
@@ -122,7 +122,7 @@ impl Times {
     }
 }
 
-/// Whether a time may be in a field that is written with backslashes: before a letter, a space, or the number of a letter.
+/// True if a time may be in a field that is written with backslashes: before a letter, a space, or the number of a letter.
 fn is_hidden(field: &str) -> bool {
     let after = |mark: &str| {
         field

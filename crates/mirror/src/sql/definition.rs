@@ -56,7 +56,7 @@ fn makes(
     }
 }
 
-/// Whether only the primary has a relation.
+/// True if only the primary has a relation.
 fn is_there_alone(cx: &Context<'_>, one: &Named) -> bool {
     one.is_temporary || matches!(cx.meaning(&one.schema, &one.name), Meaning::Temporary)
 }
@@ -91,7 +91,7 @@ fn reads_temporary(cx: &Context<'_>, view: &protobuf::ViewStmt) -> bool {
     found.relations.iter().any(|one| is_there_alone(cx, one))
 }
 
-/// Whether a comment is on something temporary, or a column of it.
+/// True if a comment is on something temporary, or a column of it.
 fn comments_on_temporary(cx: &Context<'_>, comment: &protobuf::CommentStmt) -> bool {
     let object = comment.object.as_ref().and_then(|one| one.node.as_ref());
     let Some(Tree::List(list)) = object else {
@@ -249,7 +249,7 @@ fn not_in_a_transaction(what: &str) -> Box<protocol::frame::Refusal> {
     )
 }
 
-/// Whether what is made by this name is temporary.
+/// True if what is made by this name is temporary.
 fn is_temporary(cx: &Context<'_>, relation: Option<&protobuf::RangeVar>) -> bool {
     let is_first = |path: &[String]| path.first().is_some_and(|one| one.starts_with("pg_temp"));
     relation.is_some_and(|relation| match relation.schemaname.as_str() {
@@ -423,7 +423,7 @@ fn domain_differs(
     cx.differs(&find(&default))
 }
 
-/// Whether a column numbers rows.
+/// True if a column numbers rows.
 fn is_numbered(definition: Option<&protobuf::Node>) -> bool {
     let Some(Tree::ColumnDef(column)) = definition.and_then(|node| node.node.as_ref()) else {
         return false;

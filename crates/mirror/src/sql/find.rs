@@ -74,12 +74,12 @@ pub const NUMBER_OF_OBJECT: &str = "it uses the number of an object";
 /// Words that are times when they are read as such.
 const TIMES: &[&str] = &["now", "today", "tomorrow", "yesterday"];
 
-/// Whether a text may mean another time whenever it is read.
+/// True if a text may mean another time whenever it is read.
 pub fn may_be_a_time(text: &str) -> bool {
     text.len() < 64 && names_a_time(text)
 }
 
-/// Whether one of these words is in a text.
+/// True if one of these words is in a text.
 pub fn names_a_time(text: &str) -> bool {
     text.split(|letter: char| !letter.is_ascii_alphabetic())
         .any(|word| TIMES.iter().any(|time| word.eq_ignore_ascii_case(time)))

@@ -74,7 +74,7 @@ fn forgive_sequences(found: &mut Found) -> Result<()> {
     Ok(())
 }
 
-/// Whether new rows have values that differ when they are not given.
+/// True if new rows have values that differ when they are not given.
 pub fn has_open_defaults(cx: &Context<'_>, table: &Table) -> Result<bool> {
     for column in &table.columns {
         if let Default::Open { .. } = default_of(cx, column)? {
@@ -362,7 +362,7 @@ impl Insert<'_> {
         self.statement.r#override == OverridingKind::OverridingUserValue as i32
     }
 
-    /// Whether what is given for a column is not used.
+    /// True if what is given for a column is not used.
     fn ignores(&self, name: &str) -> bool {
         let column = self.table.column(name);
         self.overrides_user_values() && column.is_some_and(|column| !column.identity.is_empty())

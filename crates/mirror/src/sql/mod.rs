@@ -64,7 +64,7 @@ pub struct KeyClaim {
 }
 
 impl KeyClaim {
-    /// Whether it is known before anything was evaluated.
+    /// True if it is known before anything was evaluated.
     fn needs_nothing(&self) -> bool {
         let mut parts = self.parts.iter();
         parts.all(|part| !matches!(part.value, KeyValue::Need(_)))
@@ -106,7 +106,7 @@ pub struct Write {
     pub sequences: Vec<String>,
     /// The rows that are sent in place of the statement.
     pub ship: Option<Ship>,
-    /// Whether the other member executes anything because of it, besides advancing sequences.
+    /// True if the other member executes anything because of it, besides advancing sequences.
     pub is_logged: bool,
     /// What is known of the catalog is not right any more after it.
     pub changes_catalog: bool,
@@ -136,7 +136,7 @@ impl Write {
         }
     }
 
-    /// Whether the primary's member may execute `source` itself, in a session that is like this: nothing that is to be known of it
+    /// True if the primary's member may execute `source` itself, in a session that is like this: nothing that is to be known of it
     /// must be asked before, and the values that it needs are those of its transaction's time.
     pub fn runs_as_it_is(&self, source: &str, session: &Session) -> bool {
         let is_known = self.ship.is_none() && !self.is_copy;
@@ -152,12 +152,12 @@ impl Write {
     }
 }
 
-/// Whether what was noted of a statement does nothing but say when constraints are checked.
+/// True if what was noted of a statement does nothing but say when constraints are checked.
 pub fn is_constraints(text: &str) -> bool {
     text.starts_with("SET CONSTRAINTS ")
 }
 
-/// Whether an expression is the time at which the transaction began, with its time zone.
+/// True if an expression is the time at which the transaction began, with its time zone.
 fn is_time(expression: &str, session: &Session) -> bool {
     let expression = expression.trim().to_ascii_lowercase();
     match expression.as_str() {

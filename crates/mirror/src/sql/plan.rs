@@ -404,7 +404,7 @@ fn first_value(set: &protobuf::VariableSetStmt) -> String {
     }
 }
 
-/// Whether an encoding is UTF-8, by any of its names.
+/// True if an encoding is UTF-8, by any of its names.
 fn is_utf8(name: &str) -> bool {
     let letters: String = name.chars().filter(char::is_ascii_alphanumeric).collect();
     matches!(letters.as_str(), "utf8" | "unicode")
@@ -469,7 +469,7 @@ fn plan_declare(
     }
 }
 
-/// Whether functions that are called within a read, or within the views that it reads, may run on the primary alone.
+/// True if functions that are called within a read, or within the views that it reads, may run on the primary alone.
 fn read_only(cx: &Context<'_>, found: &Found) -> Result<()> {
     for call in &cx.with_views(found).calls {
         calls::reads_only(call, cx.facts, cx.harmless)
@@ -478,7 +478,7 @@ fn read_only(cx: &Context<'_>, found: &Found) -> Result<()> {
     Ok(())
 }
 
-/// Whether something has no effect at all that the other member must have, too.
+/// True if something has no effect at all that the other member must have, too.
 pub(super) fn is_read_only(cx: &Context<'_>, found: &Found) -> bool {
     let advances = |call: &Call| matches!(call.name.as_str(), "nextval" | "setval");
     found.writes == 0

@@ -16,7 +16,7 @@ const MARKS: &[&str] = &[
     "u&\"",
 ];
 
-/// Whether executing `text` may leave something with the session; `SET` and `RESET` are told by their plan.
+/// True if executing `text` may leave something with the session; `SET` and `RESET` are told by their plan.
 pub fn may_leave_something(text: &str) -> bool {
     let text = text.to_ascii_lowercase();
     MARKS.iter().any(|mark| text.contains(mark))

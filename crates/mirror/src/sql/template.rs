@@ -46,7 +46,7 @@ impl Template {
         Template(pieces)
     }
 
-    /// Whether a text may not be made into a template: it has what stands for holes already.
+    /// True if a text may not be made into a template: it has what stands for holes already.
     pub fn clashes(text: &str) -> bool {
         text.contains("$5") && Template::of_marked(text).0.len() > 1
     }

@@ -156,7 +156,7 @@ impl Site {
         self.run(at, &text);
     }
 
-    /// Whether a manager serves its only member.
+    /// True if a manager serves its only member.
     pub fn serves_singly(&self, at: usize) -> bool {
         let role = self.status(at).map(|status| status.role);
         role == Some(Role::Single)

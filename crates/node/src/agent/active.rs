@@ -73,7 +73,7 @@ pub(crate) struct Active {
     pub sealer: Arc<Sealer>,
     /// Beats until the active beats itself.
     pub pulse: Option<Pulse>,
-    /// Whether its log is ordered.
+    /// True if its log is ordered.
     pub log: LogOrder,
     /// Which run of PostgreSQL it is, if the server has said so.
     pub started: Option<ServerStarted>,
@@ -455,7 +455,7 @@ impl Active {
     }
 }
 
-/// Whether the machine lets the active restart its PostgreSQL now.
+/// True if the machine lets the active restart its PostgreSQL now.
 fn may_restart(context: &Context) -> std::result::Result<(), String> {
     let effects = context.driver.tell(Event::Asked(Ask::Restart));
     let reply = effects.into_iter().find_map(|effect| match effect {

@@ -38,7 +38,7 @@ struct SlowStandbys {
 }
 
 impl SlowStandbys {
-    /// Whether commits must wait, with the log at `end` and the standbys as they say.
+    /// True if commits must wait, with the log at `end` and the standbys as they say.
     fn holds(
         &mut self,
         end: Lsn,

@@ -25,7 +25,6 @@ use tokio::sync::watch;
 use volume::lsn::Lsn;
 use volume::view::Ownership;
 
-use super::control::libraries_of;
 use super::driver::MachineDriver;
 use super::error::{AgentError, Result};
 use super::slow::Skips;
@@ -190,7 +189,7 @@ impl Context {
         self.orders_no_log.store(true, Ordering::Release);
     }
 
-    /// Whether a server was found to refuse what an ordered log needs.
+    /// True if a server was found to refuse what an ordered log needs.
     pub(crate) fn orders_no_log(&self) -> bool {
         self.orders_no_log.load(Ordering::Acquire)
     }
@@ -264,7 +263,10 @@ impl Context {
             server: self.facts.lock().clone(),
             control: self.control.borrow().version,
             libraries: self.libraries.clone(),
-            misfit: self.misfit(),
+            misfit: self
+                .control
+                .borrow()
+                .misfit(&self.libraries, self.built_with.as_ref()),
             reads: dax::forms::Forms::NEWEST,
             ..Member::starting(name, incarnation, postgres, channel)
         }
@@ -295,6 +297,15 @@ impl Host {
 
     pub(crate) fn owner(&self) -> Option<(Uid, Gid)> {
         self.run_as.as_ref().map(RunAs::owner)
+    }
+}
+
+/// Versions of this host, as records have them.
+fn libraries_of(host: HostLibraries) -> Libraries {
+    Libraries {
+        glibc: host.glibc,
+        icu: host.icu,
+        tzdata: host.tzdata,
     }
 }
 

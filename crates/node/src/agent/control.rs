@@ -2,8 +2,7 @@
 
 use std::time::Duration;
 
-use coordination::records::{Control, Libraries, edit_control};
-use pgserver::HostLibraries;
+use coordination::records::{Control, edit_control};
 
 use super::context::Context;
 use super::error::Result;
@@ -33,13 +32,8 @@ impl Context {
         Ok(())
     }
 
-    /// Why texts would sort otherwise on this node than in the volume's indexes.
-    pub(super) fn misfit(&self) -> Option<String> {
-        self.misfit_with(&self.control.borrow())
-    }
-
     fn misfit_with(&self, control: &Control) -> Option<String> {
-        self.libraries.misfit(control, self.built_with.as_ref())
+        control.misfit(&self.libraries, self.built_with.as_ref())
     }
 
     /// Notes this host's libraries as the volume's, for a database of an earlier version, which has no note of any.
@@ -59,14 +53,5 @@ impl Context {
                 tracing::info!(%error, "the volume's libraries are noted at the next takeover");
             }
         });
-    }
-}
-
-/// Versions of this host, as records have them.
-pub(crate) fn libraries_of(host: HostLibraries) -> Libraries {
-    Libraries {
-        glibc: host.glibc,
-        icu: host.icu,
-        tzdata: host.tzdata,
     }
 }

@@ -23,7 +23,7 @@ pub(crate) struct Order {
 }
 
 impl Order {
-    /// Whether anybody waits for the answer. Who was told that nobody answered has decided something else since.
+    /// True if anybody waits for the answer. Who was told that nobody answered has decided something else since.
     pub fn is_wanted(&self) -> bool {
         let is_wanted = !self.answer.is_closed();
         if !is_wanted {
@@ -124,7 +124,7 @@ impl MachineDriver {
         self.machine.lock().be_patient(timeout);
     }
 
-    /// Whether the next attach starts at the seal before the last one.
+    /// True if the next attach starts at the seal before the last one.
     pub(crate) fn before_last(&self) -> bool {
         self.look(Machine::seal_choice) == SealChoice::BeforeLast
     }

@@ -74,7 +74,7 @@ impl AgentError {
         }
     }
 
-    /// Whether another node owns the volume now, or was faster: follow it.
+    /// True if another node owns the volume now, or was faster: follow it.
     pub fn is_superseded(&self) -> bool {
         match self {
             AgentError::Storage(e) => e.is_fenced() || e.kind() == ErrorKind::Conflict,
@@ -84,7 +84,7 @@ impl AgentError {
         }
     }
 
-    /// Whether something about this machine must change first: trying again by itself is no use
+    /// True if something about this machine must change first: trying again by itself is no use
     /// for a node that has not run yet.
     pub(crate) fn is_of_this_machine(&self) -> bool {
         match self {

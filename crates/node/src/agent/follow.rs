@@ -83,7 +83,7 @@ pub(crate) struct Follower<'a> {
     behind: bool,
     /// The active has been seen to serve.
     serves: bool,
-    /// Whether the active was serving when its PostgreSQL's capacity was looked at last: it does not
+    /// True if the active was serving when its PostgreSQL's capacity was looked at last: it does not
     /// change any more then, before another start.
     capacity_known: bool,
     /// Names older than this tell nothing of the server that serves now.
@@ -200,7 +200,7 @@ impl<'a> Follower<'a> {
         }
     }
 
-    /// Whether proxies want to know when it has replayed what its PostgreSQL was given.
+    /// True if proxies want to know when it has replayed what its PostgreSQL was given.
     fn proxies_wait(&self) -> bool {
         self.proxied && self.applied < self.standby.feed.sent()
     }
@@ -334,7 +334,7 @@ impl<'a> Follower<'a> {
         self.tell(Event::Superseded);
     }
 
-    /// Whether it is still this node's part to follow.
+    /// True if it is still this node's part to follow.
     fn follows(&self) -> bool {
         self.context.driver.state().is_candidate()
     }

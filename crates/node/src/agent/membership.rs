@@ -50,7 +50,7 @@ impl Writer {
         member.updated += 1;
         let control = self.control.borrow().clone();
         member.control = control.version;
-        member.misfit = member.libraries.misfit(&control, self.built_with.as_ref());
+        member.misfit = control.misfit(&member.libraries, self.built_with.as_ref());
         member.server = self.facts.lock().clone();
         (member.role, member.state) = self.driver.member();
         (member.received, member.applied) = match member.role {

@@ -70,7 +70,7 @@ impl Lag {
         self.replay_limit.bytes_since(self.applied)
     }
 
-    /// Whether it is time to look at the newest seal.
+    /// True if it is time to look at the newest seal.
     pub fn wants_look(&mut self, now: Duration) -> bool {
         let slow = self.config.slow == Slow::Skip
             && self.applied > Lsn::ZERO

@@ -124,7 +124,7 @@ pub struct LastBeat {
 pub struct Registry {
     /// The last heartbeat, if there ever was one.
     pub beat: Option<LastBeat>,
-    /// Whether a standby that may take over by itself was seen to be alive.
+    /// True if a standby that may take over by itself was seen to be alive.
     pub standby_alive: bool,
     /// Other standbys that are alive.
     pub standbys: usize,
@@ -186,7 +186,7 @@ pub enum Event {
     Better(u8),
     /// PostgreSQL runs on the attached state.
     Attached,
-    /// Whether the standby is level with the active.
+    /// True if the standby is level with the active.
     Level(bool),
     /// The standby cannot, or should not, go on from its state; why, in words.
     MustReattach(String),
@@ -239,12 +239,12 @@ pub enum Effect {
 pub struct Decision {
     /// Why.
     pub cause: Cause,
-    /// Whether an operator or the node itself decided.
+    /// True if an operator or the node itself decided.
     pub by: Decider,
 }
 
 impl Decision {
-    /// Whether nobody asked for it.
+    /// True if nobody asked for it.
     fn is_failover(&self) -> bool {
         matches!(self.cause, Cause::Failover { .. })
     }
@@ -329,7 +329,7 @@ impl Machine {
         self.epoch
     }
 
-    /// Whether automatic takeovers are switched off, as far as this node knows.
+    /// True if automatic takeovers are switched off, as far as this node knows.
     pub fn paused(&self) -> bool {
         self.paused
     }
@@ -406,17 +406,17 @@ impl State {
         State::Stopped,
     ];
 
-    /// Whether a standby's PostgreSQL runs in this state, ready to take over.
+    /// True if a standby's PostgreSQL runs in this state, ready to take over.
     pub fn is_candidate(self) -> bool {
         matches!(self, State::CatchingUp | State::Warm)
     }
 
-    /// Whether the node is the active and goes on.
+    /// True if the node is the active and goes on.
     pub fn is_active(self) -> bool {
         matches!(self, State::Serving | State::Stalled | State::Restarting)
     }
 
-    /// Whether the node only watches the registry.
+    /// True if the node only watches the registry.
     pub fn is_watching(self) -> bool {
         matches!(self, State::Looking | State::Spare)
     }

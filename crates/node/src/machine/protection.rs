@@ -133,7 +133,7 @@ impl Protection {
         }
     }
 
-    /// Whether that node was a living standby at the last nodes_seen whose PostgreSQL replays.
+    /// True if that node was a living standby at the last nodes_seen whose PostgreSQL replays.
     pub(super) fn could_follow(&self, name: &NodeName) -> bool {
         self.standbys_alive().any(|member| member.name == *name)
     }
@@ -156,7 +156,7 @@ impl Protection {
     }
 }
 
-/// Whether a living node is a standby, or means to be one.
+/// True if a living node is a standby, or means to be one.
 fn is_to_stand(member: &Member) -> bool {
     member.role != Role::Spare && member.state != MemberState::Stopped
 }

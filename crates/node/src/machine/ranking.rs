@@ -64,7 +64,7 @@ pub fn better_candidates(me: &Member, zone: Option<u8>, others: &[Member]) -> u8
     u8::try_from(better).unwrap_or(u8::MAX)
 }
 
-/// Whether a node would take over by itself.
+/// True if a node would take over by itself.
 pub fn may_take_over(member: &Member) -> bool {
     let ready = matches!(member.state, MemberState::Warm | MemberState::CatchingUp);
     member.role == Role::Standby && ready && !member.tags.nofailover && member.misfit.is_none()

@@ -418,7 +418,7 @@ pub const TRANSITIONS: &[Transition] = &[
     ),
 ];
 
-/// Whether the table allows `from` to become `to` on `on`.
+/// True if the table allows `from` to become `to` on `on`.
 pub fn allows(from: State, on: EventKind, to: State) -> bool {
     TRANSITIONS
         .iter()

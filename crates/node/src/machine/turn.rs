@@ -91,7 +91,7 @@ impl Machine {
         self.state.is_candidate().then(|| self.turn_at()).flatten()
     }
 
-    /// Whether a better standby is given its head start: its success should be noticed soon.
+    /// True if a better standby is given its head start: its success should be noticed soon.
     pub fn awaits_turn(&self) -> bool {
         self.turn_begins().is_some()
     }

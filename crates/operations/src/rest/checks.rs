@@ -45,7 +45,7 @@ fn bytes(text: &str) -> Option<u64> {
     digits.parse::<u64>().ok()?.checked_mul(unit)
 }
 
-/// Whether a check holds; `None` if the path is no check.
+/// True if a check holds; `None` if the path is no check.
 pub(super) fn check(path: &str, wanted: Wanted, report: &Report) -> Option<bool> {
     let replica = || report.is_replica() && wanted.holds(report);
     Some(match path {

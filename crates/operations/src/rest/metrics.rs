@@ -216,7 +216,7 @@ impl Page {
         }
     }
 
-    /// Whether each replica of the volume answers this node, and how fast.
+    /// True if each replica of the volume answers this node, and how fast.
     fn replicas(&mut self, status: &Value) {
         let replicas = status["replicas"].as_array().into_iter().flatten();
         let seen: Vec<_> = replicas

@@ -97,7 +97,7 @@ struct Shared {
     token: Option<[u8; 32]>,
     /// What the page shows.
     observed: Mutex<Observed>,
-    /// Whether clients may show a certificate in its place.
+    /// True if clients may show a certificate in its place.
     asks_certificates: bool,
 }
 

@@ -66,7 +66,7 @@ pub(super) async fn order(
     }
 }
 
-/// Whether a request shows a certificate or the token.
+/// True if a request shows a certificate or the token.
 fn admit(shared: &Shared, client: &Client, headers: &HeaderMap) -> Result<(), Refusal> {
     if client.certified {
         return Ok(());

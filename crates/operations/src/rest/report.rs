@@ -44,18 +44,18 @@ impl Report {
         serde_json::from_value(status.clone()).unwrap_or_default()
     }
 
-    /// Whether the node serves writes.
+    /// True if the node serves writes.
     pub fn is_primary(&self) -> bool {
         self.role == Some(Role::Active) && self.state == Some(MemberState::Serving)
     }
 
-    /// Whether the node replays, and so answers queries.
+    /// True if the node replays, and so answers queries.
     pub fn is_replica(&self) -> bool {
         let replays = [MemberState::CatchingUp, MemberState::Warm];
         self.role == Some(Role::Standby) && self.state.is_some_and(|s| replays.contains(&s))
     }
 
-    /// Whether it could take over at once.
+    /// True if it could take over at once.
     pub fn is_warm(&self) -> bool {
         self.is_replica() && self.state == Some(MemberState::Warm)
     }
@@ -79,7 +79,7 @@ impl Report {
         }
     }
 
-    /// Whether PostgreSQL runs and answers.
+    /// True if PostgreSQL runs and answers.
     pub fn is_running(&self) -> bool {
         self.is_primary() || self.is_replica()
     }

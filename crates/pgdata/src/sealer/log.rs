@@ -14,7 +14,7 @@ pub(super) struct Log {
     pub ends: Ends,
     pub pages: BulkPages,
     pub syncs: LogSyncs,
-    /// Whether syncs of segments may be answered before they are durable.
+    /// True if syncs of segments may be answered before they are durable.
     pub is_ordered: bool,
     /// The end of what was written last in place.
     pub written: Lsn,
@@ -38,7 +38,7 @@ impl Log {
         }
     }
 
-    /// Whether a sync that begins now may be answered before it is durable. Not if the log cannot be followed to what
+    /// True if a sync that begins now may be answered before it is durable. Not if the log cannot be followed to what
     /// was written: nothing would confirm its commits. Not at the end of a segment: the archiver takes that segment then,
     /// and what it archived must be in every later history.
     ///

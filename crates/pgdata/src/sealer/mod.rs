@@ -73,9 +73,9 @@ pub struct Sealer {
     log: Mutex<Log>,
     recent: Arc<RecentLog>,
     synced: watch::Sender<SyncedLog>,
-    /// Whether commits wait, although they are durable.
+    /// True if commits wait, although they are durable.
     held: watch::Sender<bool>,
-    /// Whether a sync of the log failed.
+    /// True if a sync of the log failed.
     failed: watch::Sender<bool>,
     sealed_checkpoint: Mutex<Option<Lsn>>,
     blocks_per_segment: u32,
@@ -128,7 +128,7 @@ impl Sealer {
         &self.recent
     }
 
-    /// Whether syncs of segments are answered before they are durable from now on. Only where commits wait for
+    /// True if syncs of segments are answered before they are durable from now on. Only where commits wait for
     /// [`synced`](Self::synced) in another way, and nobody else is sent what is synced. Strict at first.
     ///
     /// To be strict again is not to be done with what was answered early: [`answered_is_durable`](Self::answered_is_durable)
@@ -137,7 +137,7 @@ impl Sealer {
         self.log.lock().is_ordered = ordered;
     }
 
-    /// Whether it is ordered now.
+    /// True if it is ordered now.
     pub fn is_ordered(&self) -> bool {
         self.log.lock().is_ordered
     }
@@ -175,7 +175,7 @@ impl Sealer {
         *self.sealed_checkpoint.lock()
     }
 
-    /// Whether commits are held.
+    /// True if commits are held.
     pub fn watch_held(&self) -> watch::Receiver<bool> {
         self.held.subscribe()
     }
@@ -408,7 +408,7 @@ impl WriteObserver for Sealer {
     }
 }
 
-/// Whether a control file with these contents ends a checkpoint that may be sealed, if the last seal
+/// True if a control file with these contents ends a checkpoint that may be sealed, if the last seal
 /// was of the checkpoint `sealed` (N11).
 fn may_seal(sealed: Option<Lsn>, parsed: &ControlFile) -> bool {
     let moved = sealed != Some(parsed.checkpoint);

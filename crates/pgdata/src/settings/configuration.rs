@@ -2,8 +2,10 @@
 
 use std::collections::BTreeMap;
 
-use super::node_file::includes_node_file;
 use crate::control::Capacity;
+
+/// Name of a node's own file, relative to the data directory, which the shared one includes. Names that begin with it are private too.
+pub const NODE_FILE: &str = "postgresql.node.conf";
 
 /// Values of configuration files: later ones win, names in lower case. Includes are not followed;
 /// for what a server would really use, ask it (`postgres -C name`) and [`set`](Configuration::set).
@@ -36,7 +38,7 @@ impl Configuration {
         self.values.get(name).map(String::as_str)
     }
 
-    /// Whether it says anything of how the background writer works, which is then left to it.
+    /// True if it says anything of how the background writer works, which is then left to it.
     pub fn tunes_background_writer(&self) -> bool {
         self.values.keys().any(|name| name.starts_with("bgwriter_"))
     }
@@ -76,6 +78,11 @@ pub(super) fn assignment(line: &str) -> Option<(String, String)> {
             .to_owned(),
     };
     Some((name.to_owned(), value))
+}
+
+/// True if a line includes the node's own file.
+fn includes_node_file(name: &str, value: &str) -> bool {
+    name.eq_ignore_ascii_case("include_if_exists") && value == NODE_FILE
 }
 
 /// The text up to the closing quote; a quote inside is doubled or escaped.
@@ -151,7 +158,7 @@ pub fn check(configuration: &Configuration) -> Result<(), Vec<Refusal>> {
     }
 }
 
-/// Whether PostgreSQL reads a boolean as false: any unambiguous beginning of these words.
+/// True if PostgreSQL reads a boolean as false: any unambiguous beginning of these words.
 fn is_off(value: &str) -> bool {
     let value = value.trim().to_ascii_lowercase();
     let begins = |word: &str, least: usize| value.len() >= least && word.starts_with(&value);

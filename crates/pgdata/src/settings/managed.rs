@@ -180,7 +180,7 @@ pub fn quoted(value: &str) -> String {
     format!("'{}'", value.replace('\\', "\\\\").replace('\'', "''"))
 }
 
-/// Whether this can be a parameter's name, also one of an extension.
+/// True if this can be a parameter's name, also one of an extension.
 pub fn is_parameter_name(name: &str) -> bool {
     let part = |part: &str| {
         let first = |c: char| c.is_ascii_alphabetic() || c == '_';

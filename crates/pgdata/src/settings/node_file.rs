@@ -10,11 +10,9 @@
 use std::collections::BTreeMap;
 use std::fmt::Write;
 
-use super::{Configuration, quoted};
+use super::configuration::{Configuration, NODE_FILE};
+use super::managed::quoted;
 use crate::control::Capacity;
-
-/// Name of the file, relative to the data directory. Names that begin with it are private too.
-pub const NODE_FILE: &str = "postgresql.node.conf";
 
 const COMMENT: &str =
     "# UNDERSTUDY: what this node's server was started with; keep this line the last one";
@@ -29,14 +27,9 @@ const AT_START: [&str; 6] = [
     "shared_preload_libraries",
 ];
 
-/// Whether a path is that of the file, whole or being written.
+/// True if a path is that of the file, whole or being written.
 pub fn is_node_file(path: &str) -> bool {
     path.starts_with(NODE_FILE)
-}
-
-/// Whether a line of a configuration includes the file.
-pub(super) fn includes_node_file(name: &str, value: &str) -> bool {
-    name.eq_ignore_ascii_case("include_if_exists") && value == NODE_FILE
 }
 
 /// `text` of the shared `postgresql.conf` with the line that includes the file, behind everything else.

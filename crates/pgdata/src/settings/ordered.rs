@@ -19,7 +19,7 @@ pub fn ordered() -> Vec<Setting> {
     ]
 }
 
-/// Whether a server that was started with these settings has what an ordered log needs.
+/// True if a server that was started with these settings has what an ordered log needs.
 pub fn is_ordered(settings: &[(String, String)]) -> bool {
     let last = |name: &str| {
         let mut set = settings.iter().rev();

@@ -55,7 +55,7 @@ pub struct Follower {
     previous: Option<Lsn>,
     /// The newest timeline of pages read.
     timeline: TimelineId,
-    /// Whether `next` is a page whose first record's start is still to be found.
+    /// True if `next` is a page whose first record's start is still to be found.
     scanning: bool,
     /// The record that waits for more pages, if it began on pages that are there.
     pending: Option<Pending>,
@@ -77,9 +77,9 @@ struct Pending {
     here: usize,
     /// The last of these.
     page: Lsn,
-    /// Whether its header is all there and fits what was before.
+    /// True if its header is all there and fits what was before.
     verified: bool,
-    /// Whether all of it is there, and its checksum is wrong.
+    /// True if all of it is there, and its checksum is wrong.
     is_wrong: bool,
     newest: TimelineId,
 }

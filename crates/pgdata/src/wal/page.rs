@@ -20,13 +20,13 @@ const MAGIC_15: u16 = 0xD110;
 /// A verified page header.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct PageHeader {
-    /// Whether images have the flags of version 15 and later.
+    /// True if images have the flags of version 15 and later.
     pub new_image_flags: bool,
     /// The timeline that the page was written on.
     pub timeline: TimelineId,
-    /// Whether the page begins with the rest of a record that began on an earlier page.
+    /// True if the page begins with the rest of a record that began on an earlier page.
     pub continues: bool,
-    /// Whether the page overwrites such a rest with new records.
+    /// True if the page overwrites such a rest with new records.
     pub overwrites: bool,
     /// How much of the continued record is left, from this page on.
     pub rest: usize,

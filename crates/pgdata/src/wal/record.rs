@@ -27,18 +27,18 @@ pub struct BlockRef {
     pub fork: Fork,
     /// The block's number in the fork.
     pub block: u32,
-    /// Whether the record holds an image of the page.
+    /// True if the record holds an image of the page.
     pub has_image: bool,
-    /// Whether redo restores that image (it need not: consistency checks log images too).
+    /// True if redo restores that image (it need not: consistency checks log images too).
     pub apply_image: bool,
-    /// Whether redo makes the page anew, without reading it.
+    /// True if redo makes the page anew, without reading it.
     pub will_init: bool,
 }
 
 /// A checkpoint record's contents.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Checkpoint {
-    /// Whether it is of a shutdown (or of the end of recovery).
+    /// True if it is of a shutdown (or of the end of recovery).
     pub shutdown: bool,
     /// Where recovery from it starts.
     pub redo: Lsn,
@@ -126,13 +126,13 @@ pub(super) fn previous(header: &[u8]) -> Lsn {
     Lsn(u64_at(header, 8))
 }
 
-/// Whether the bytes of a whole record give its checksum.
+/// True if the bytes of a whole record give its checksum.
 pub(super) fn checksum_is_right(record: &[u8]) -> bool {
     let contents = crc32c::crc32c(&record[HEADER_BYTES..]);
     crc32c::crc32c_append(contents, &record[..CHECKSUM_AT]) == u32_at(record, CHECKSUM_AT)
 }
 
-/// Whether the record is a segment switch.
+/// True if the record is a segment switch.
 pub(super) fn is_switch(record: &[u8]) -> bool {
     record[17] == RESOURCE_LOG && record[16] & 0xF0 == 0x40
 }

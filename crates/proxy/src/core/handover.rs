@@ -124,17 +124,17 @@ impl Default for Giving {
 }
 
 impl Giving {
-    /// Whether the successor serves, whatever happens now.
+    /// True if the successor serves, whatever happens now.
     pub fn is_decided(&self) -> bool {
         self.stage == Stage::Decided
     }
 
-    /// Whether there is no successor any more.
+    /// True if there is no successor any more.
     pub fn is_over(&self) -> bool {
         self.stage == Stage::Over
     }
 
-    /// Whether a client may leave now.
+    /// True if a client may leave now.
     pub fn takes_clients(&self) -> bool {
         matches!(self.stage, Stage::Moving | Stage::Deciding | Stage::Decided)
     }

@@ -105,7 +105,7 @@ impl Settings {
         self.0.get(name)?.value.as_deref()
     }
 
-    /// Whether `name` is set, to whatever.
+    /// True if `name` is set, to whatever.
     pub fn has(&self, name: &str) -> bool {
         self.0.contains_key(name)
     }
@@ -120,7 +120,7 @@ impl Settings {
         self.apply(&Change::Reset(name.into()));
     }
 
-    /// Whether nothing is set.
+    /// True if nothing is set.
     pub fn is_empty(&self) -> bool {
         self.0.is_empty()
     }

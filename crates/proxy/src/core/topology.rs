@@ -117,18 +117,18 @@ impl Topology {
         }
     }
 
-    /// Whether the active of this epoch is known, or that of a later one.
+    /// True if the active of this epoch is known, or that of a later one.
     pub fn knows(&self, epoch: Epoch) -> bool {
         self.active.is_some() && self.epoch >= epoch
     }
 
-    /// Whether a server that runs as this is the active of the epoch that is known: another one at its address is that of an
+    /// True if a server that runs as this is the active of the epoch that is known: another one at its address is that of an
     /// epoch that was not heard of. `None` if nobody can tell.
     pub fn is_actives_run(&self, run: ServerRun) -> Option<bool> {
         self.active_run.map(|active| active == run)
     }
 
-    /// Whether a server at this address that was taken for the active of `epoch` may have been that of a later one: its node
+    /// True if a server at this address that was taken for the active of `epoch` may have been that of a later one: its node
     /// was active again, or nobody told where another one was.
     pub fn may_have_been_later(&self, address: Option<&Address>, epoch: Epoch) -> bool {
         let mut later = self.horizons.range(epoch.next()..);
@@ -138,7 +138,7 @@ impl Topology {
         })
     }
 
-    /// Whether transactions may not begin.
+    /// True if transactions may not begin.
     pub fn is_held(&self) -> bool {
         self.is_handing_over || self.is_paused
     }

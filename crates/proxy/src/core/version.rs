@@ -98,13 +98,13 @@ impl Seen {
         self.last = Some(((&**standby).into(), run));
     }
 
-    /// Whether it may have seen more than the active of this epoch has, unless that is proved to be active: it has read on a
+    /// True if it may have seen more than the active of this epoch has, unless that is proved to be active: it has read on a
     /// standby, or been on a server that was taken for the active of another epoch and may be that of a later one.
     pub fn may_be_ahead_of(&self, epoch: Epoch) -> bool {
         self.last.is_some() || self.was_taken_for_other_than(epoch)
     }
 
-    /// Whether it has been on a server that was taken for the active of another epoch than this one and may be that of a later
+    /// True if it has been on a server that was taken for the active of another epoch than this one and may be that of a later
     /// one.
     pub fn was_taken_for_other_than(&self, epoch: Epoch) -> bool {
         self.taken_for.is_some_and(|label| label != epoch)
@@ -118,7 +118,7 @@ impl Seen {
         self.last = None;
     }
 
-    /// Whether it was proved that the log has everything up to here: whoever is active in that epoch or a later one has it.
+    /// True if it was proved that the log has everything up to here: whoever is active in that epoch or a later one has it.
     pub fn is_proved(&self, position: Lsn) -> bool {
         position <= self.floor
     }
@@ -137,7 +137,7 @@ impl Seen {
         }
     }
 
-    /// Whether this is the run of the server that the session read on last.
+    /// True if this is the run of the server that the session read on last.
     pub fn is_same_run(&self, standby: &NodeName, run: Option<ServerRun>) -> bool {
         let is_it =
             |(name, last): &(Box<str>, Option<ServerRun>)| **name == **standby && *last == run;

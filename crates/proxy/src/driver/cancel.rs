@@ -25,7 +25,7 @@ pub struct Requests {
 }
 
 impl Requests {
-    /// Whether the session can go to another client; `None` while a request is under way.
+    /// True if the session can go to another client; `None` while a request is under way.
     pub fn are_settled(&self) -> Option<bool> {
         let _nobody = self.under_way.try_write().ok()?;
         Some(!self.is_open.load(Ordering::Acquire))

@@ -279,7 +279,7 @@ impl Catalogs {
     }
 }
 
-/// Whether an error was the session's last word: PostgreSQL's farewell may be read before the connection is seen to be
+/// True if an error was the session's last word: PostgreSQL's farewell may be read before the connection is seen to be
 /// closed.
 fn has_ended(client: &Client, error: &tokio_postgres::Error) -> bool {
     let severity = error.as_db_error().and_then(DbError::parsed_severity);

@@ -186,7 +186,7 @@ impl Handles {
         self.last.store(last, Ordering::Relaxed);
     }
 
-    /// Whether everybody was asked to leave in this hand-over.
+    /// True if everybody was asked to leave in this hand-over.
     pub fn have_heard(&self, handover: u32) -> bool {
         let by_id = self.by_id.lock();
         let mut all = by_id.values();

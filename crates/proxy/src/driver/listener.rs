@@ -237,7 +237,7 @@ impl Serving {
         }
     }
 
-    /// Whether that is the end.
+    /// True if that is the end.
     fn heed(&mut self, told: ToServe) -> bool {
         match told {
             ToServe::StopAccepting => {
@@ -263,7 +263,7 @@ async fn next(requests: &mut Option<mpsc::UnboundedReceiver<Request>>) -> Option
     }
 }
 
-/// Whether connections are to be accepted, once that is known.
+/// True if connections are to be accepted, once that is known.
 async fn goes(goes: &mut Option<oneshot::Receiver<()>>) -> bool {
     match goes {
         Some(goes) => goes.await.is_ok(),

@@ -88,12 +88,12 @@ impl Conn {
         }
     }
 
-    /// Whether it is a socket on this machine.
+    /// True if it is a socket on this machine.
     pub fn is_unix(&self) -> bool {
         matches!(self.socket, Socket::Unix(_))
     }
 
-    /// Whether nothing of it waits here.
+    /// True if nothing of it waits here.
     pub fn is_quiet(&self) -> bool {
         self.input.is_empty() && self.rest == 0 && !self.socket.has_unsent()
     }

@@ -70,7 +70,7 @@ pub struct Limits {
 }
 
 impl Limits {
-    /// Whether an unused connection has been there too long.
+    /// True if an unused connection has been there too long.
     fn end(&self, conn: &Conn, now: Instant) -> bool {
         let is_over =
             |limit: Option<Duration>, since| limit.is_some_and(|limit| now - since >= limit);
@@ -275,7 +275,7 @@ impl Pool {
         }
     }
 
-    /// Whether it has any that nobody uses.
+    /// True if it has any that nobody uses.
     pub fn has_connections(&self) -> bool {
         let shelves = self.shelves.lock();
         shelves.values().any(|shelf| !shelf.idle.lock().is_empty())

@@ -118,7 +118,7 @@ impl Socket {
         Poll::Ready(Ok(()))
     }
 
-    /// Whether something that was taken by [`Socket::poll_drain`] is still to be sent: it must be called again, also with
+    /// True if something that was taken by [`Socket::poll_drain`] is still to be sent: it must be called again, also with
     /// nothing more to write.
     pub fn has_unsent(&self) -> bool {
         matches!(self, Socket::Tls(encrypted) if encrypted.has_unsent)
@@ -140,14 +140,14 @@ impl Socket {
         let _ = self.poll_drain(&mut cx, from);
     }
 
-    /// Whether a connection that nobody uses is well: nothing was said on it, not even its end.
+    /// True if a connection that nobody uses is well: nothing was said on it, not even its end.
     pub fn is_quiet(&mut self) -> bool {
         let mut unasked = BytesMut::new();
         let mut cx = Context::from_waker(Waker::noop());
         self.poll_read(&mut cx, &mut unasked).is_pending()
     }
 
-    /// Whether it is encrypted.
+    /// True if it is encrypted.
     pub fn is_encrypted(&self) -> bool {
         matches!(self, Socket::Tls(_))
     }

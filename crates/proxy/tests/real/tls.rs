@@ -127,7 +127,7 @@ async fn refusal(serving: &Serving) -> String {
     error.detail().expect("a reason").to_owned()
 }
 
-/// Whether a session is encrypted between the proxy and the server.
+/// True if a session is encrypted between the proxy and the server.
 async fn is_encrypted(client: &Client) -> bool {
     let text = "SELECT ssl FROM pg_stat_ssl WHERE pid = pg_backend_pid()";
     client.query_one(text, &[]).await.expect("answers").get(0)

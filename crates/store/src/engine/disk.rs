@@ -251,7 +251,7 @@ impl DiskEngine {
         self.meta.rotate_memtable_and_wait().unwrap();
     }
 
-    /// Whether there are commits that it was not handed.
+    /// True if there are commits that it was not handed.
     #[cfg(test)]
     pub fn is_behind(&self) -> bool {
         !self.recent.read().is_empty()

@@ -115,7 +115,7 @@ impl Disk {
         self.released = self.last;
     }
 
-    /// Whether this read fails.
+    /// True if this read fails.
     fn check_read(&mut self) -> Result<(), EngineError> {
         let faults = &mut self.faults;
         if faults.failing == 0 {
@@ -191,7 +191,7 @@ impl MemoryEngine {
         Ok(())
     }
 
-    /// Whether there is room.
+    /// True if there is room.
     pub fn set_full(&self, full: bool) {
         self.disk.lock().faults.full = full;
     }

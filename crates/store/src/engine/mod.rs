@@ -48,7 +48,7 @@ pub(crate) enum EngineError {
 }
 
 impl EngineError {
-    /// Whether the same may succeed when it is tried again.
+    /// True if the same may succeed when it is tried again.
     pub fn may_pass(&self) -> bool {
         matches!(self, EngineError::Unreadable(_))
     }
@@ -130,7 +130,7 @@ pub(crate) trait Engine: Send + Sync {
     /// over. May run beside commits.
     fn checkpoint(&self) -> Result<(), EngineError>;
 
-    /// Whether enough has been committed since the last checkpoint.
+    /// True if enough has been committed since the last checkpoint.
     fn wants_checkpoint(&self) -> bool;
 
     /// The value of exactly this slot.
@@ -147,7 +147,7 @@ pub(crate) trait Engine: Send + Sync {
     /// Slots in order within `range` as of now, without touching their data.
     fn slots(&self, range: SlotRange) -> Slots;
 
-    /// Whether the slot holds anything.
+    /// True if the slot holds anything.
     fn contains(&self, slot: &Slot) -> Result<bool, EngineError>;
 
     /// The value of a `meta` key.

@@ -43,12 +43,12 @@ impl Recent {
         }
     }
 
-    /// Whether it holds no commit.
+    /// True if it holds no commit.
     pub fn is_empty(&self) -> bool {
         self.commits == 0
     }
 
-    /// Whether enough has come together.
+    /// True if enough has come together.
     pub fn is_enough(&self) -> bool {
         self.commits >= COMMITS || self.bytes >= BYTES
     }

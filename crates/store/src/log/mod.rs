@@ -115,7 +115,7 @@ impl CommitLog {
         self.ring.capacity()
     }
 
-    /// Whether a record of `bytes` fits without waiting for a release.
+    /// True if a record of `bytes` fits without waiting for a release.
     pub fn has_room(&self, bytes: usize, released: Position) -> bool {
         self.ring.has_room(aligned(bytes), released)
     }
@@ -204,7 +204,7 @@ fn missing(mut records: Vec<Record>, applied: Sequence) -> Result<Vec<Record>, L
     Ok(records)
 }
 
-/// Whether records continue what an engine has up to `applied`; those that are `elsewhere` only say that the engine has
+/// True if records continue what an engine has up to `applied`; those that are `elsewhere` only say that the engine has
 /// them.
 pub(crate) fn check_gap(
     applied: Sequence,

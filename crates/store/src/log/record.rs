@@ -143,7 +143,7 @@ impl Record {
         })
     }
 
-    /// Whether it only says that the engine has made this commit durable.
+    /// True if it only says that the engine has made this commit durable.
     pub fn is_elsewhere(&self) -> bool {
         self.changes.is_empty()
     }

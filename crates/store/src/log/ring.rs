@@ -51,7 +51,7 @@ impl Ring {
         Some(start % self.capacity)
     }
 
-    /// Whether there is a place for `bytes`.
+    /// True if there is a place for `bytes`.
     pub fn has_room(&self, bytes: u64, released: Position) -> bool {
         let end = self.start_of(bytes) + bytes;
         bytes <= self.capacity && end - released.0 <= self.capacity

@@ -56,7 +56,7 @@ impl DelayLine {
         }
     }
 
-    /// Whether the sender has to wait.
+    /// True if the sender has to wait.
     pub fn is_full(&self) -> bool {
         self.bytes >= MAX_BYTES
     }

@@ -30,7 +30,7 @@ impl Schedule {
         }
     }
 
-    /// Whether somebody still needs what was synced there.
+    /// True if somebody still needs what was synced there.
     fn is_needed(&self, (key, generation): Place) -> bool {
         if self.removed.contains(&key.file) {
             return false;
@@ -50,7 +50,7 @@ impl Schedule {
         above || self.images.iter().any(shown_by)
     }
 
-    /// Whether a copy there can be mended: others have it, or somebody will send it.
+    /// True if a copy there can be mended: others have it, or somebody will send it.
     fn is_known(&self, place: Place) -> bool {
         let newest = self.owners.last();
         let mut writes = newest.iter().flat_map(|owner| &owner.writes);
@@ -58,12 +58,12 @@ impl Schedule {
             && (self.synced.contains_key(&place) || writes.any(|w| (w.key, w.generation) == place))
     }
 
-    /// Whether a replica lacks something that a read may need.
+    /// True if a replica lacks something that a read may need.
     pub fn is_hurt(&self, r: usize) -> bool {
         self.lost[r] || self.damaged[r].iter().any(|place| self.is_needed(*place))
     }
 
-    /// Whether it lacks something that it will be sent.
+    /// True if it lacks something that it will be sent.
     fn is_owed_any(&self, r: usize) -> bool {
         self.lost[r] || self.damaged[r].iter().any(|place| self.is_known(*place))
     }
@@ -165,7 +165,7 @@ impl Schedule {
         Ok(())
     }
 
-    /// Whether the owner waits for nothing.
+    /// True if the owner waits for nothing.
     pub fn is_settled(&self, o: usize) -> bool {
         let owner = &self.owners[o];
         let removed = |key: &BlockKey| self.removed.contains(&key.file);
@@ -175,7 +175,7 @@ impl Schedule {
             && (0..REPLICAS).all(|r| !self.is_owed_any(r))
     }
 
-    /// Whether a replica has all that was synced.
+    /// True if a replica has all that was synced.
     pub fn has_all(&self, r: usize) -> bool {
         let copies = self.copies(r);
         let mut needed = self

@@ -12,7 +12,7 @@ use super::schedule::Schedule;
 use crate::engine::memory::Space;
 
 impl Schedule {
-    /// Whether this replica may lack something: no other does.
+    /// True if this replica may lack something: no other does.
     pub(super) fn may_hurt(&self, r: usize) -> bool {
         (0..REPLICAS).all(|other| other == r || !self.is_hurt(other))
     }

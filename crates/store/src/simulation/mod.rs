@@ -25,7 +25,7 @@ mod workload;
 pub(crate) enum Flaw {
     /// A read that fails and may succeed later is called damage, so nothing counts as stored there.
     UnreadableIsDamage,
-    /// Whether commits are missing is judged by the number that the keyspace `meta` has.
+    /// True if commits are missing is judged by the number that the keyspace `meta` has.
     MetaNumberAlone,
     /// What a replica acknowledges while it is being rebuilt counts.
     RebuildingAcksCount,

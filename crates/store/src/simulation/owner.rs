@@ -79,7 +79,7 @@ impl Link {
         self.next - 1
     }
 
-    /// Whether the write is on its way.
+    /// True if the write is on its way.
     pub fn carries(&self, write: usize) -> bool {
         self.in_flight.iter().any(|(_, w)| *w == write)
     }
@@ -171,7 +171,7 @@ impl Owner {
         }
     }
 
-    /// Whether enough have acknowledged a write; `all` of them count, or those that are not being rebuilt.
+    /// True if enough have acknowledged a write; `all` of them count, or those that are not being rebuilt.
     pub fn is_synced(&self, write: usize, all: bool) -> bool {
         let counts = |replica: usize| all || !self.rebuilding[replica];
         let acked = self.writes[write].acked.iter().enumerate();

@@ -120,12 +120,12 @@ impl Replica {
         process.shared.volumes.get(&volume_name())
     }
 
-    /// Whether it knows the volume.
+    /// True if it knows the volume.
     pub fn has_volume(&self) -> bool {
         self.volume().is_some()
     }
 
-    /// Whether it counts in quorums; one that is down does not say.
+    /// True if it counts in quorums; one that is down does not say.
     pub fn is_rebuilding(&self) -> bool {
         self.volume().is_some_and(|volume| volume.is_rebuilding())
     }

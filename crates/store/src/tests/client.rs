@@ -210,7 +210,7 @@ impl Client {
         waiting.is_ok().then(|| self.receive())
     }
 
-    /// Whether the zone hangs up, after whatever it still says.
+    /// True if the zone hangs up, after whatever it still says.
     pub fn is_hung_up(&mut self) -> bool {
         let mut rest = Vec::new();
         let closed = self.input.read_to_end(&mut rest);

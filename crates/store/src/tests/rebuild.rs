@@ -47,7 +47,7 @@ async fn owner(zones: &[TestZone], name: &str) -> Arc<Client> {
     owner
 }
 
-/// Whether the volume's members are changing.
+/// True if the volume's members are changing.
 fn changes(owner: &Client) -> bool {
     owner.membership().is_some_and(|m| m.change.is_some())
 }

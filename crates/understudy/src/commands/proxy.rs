@@ -117,7 +117,7 @@ async fn attend(mut child: Child) -> std::io::Result<ExitStatus> {
     Ok(status)
 }
 
-/// Whether somebody has the other end of a pipe.
+/// True if somebody has the other end of a pipe.
 fn is_read(input: &ChildStdin) -> bool {
     let mut ends = [PollFd::new(input.as_fd(), PollFlags::empty())];
     let polled = poll(&mut ends, PollTimeout::ZERO);

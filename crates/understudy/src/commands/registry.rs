@@ -45,7 +45,7 @@ impl AnyConfig {
         Err(crate::exit::not_built("engine").into())
     }
 
-    /// Whether a proxy runs beside the agent.
+    /// True if a proxy runs beside the agent.
     pub(super) fn has_proxy(&self) -> bool {
         match self {
             AnyConfig::Postgres(config) => config.has_proxy,
@@ -64,7 +64,7 @@ impl AnyConfig {
     }
 }
 
-/// Whether a configuration is of a node with another server than PostgreSQL.
+/// True if a configuration is of a node with another server than PostgreSQL.
 fn hosts_engine(text: &str) -> bool {
     let table = text.parse::<toml::Table>();
     table.is_ok_and(|table| table.contains_key("engine"))

@@ -30,7 +30,7 @@ pub(super) struct Status {
     /// Who serves, if anybody does.
     active: Option<String>,
     pub epoch: u32,
-    /// Whether a standby could take over at once.
+    /// True if a standby could take over at once.
     protected: bool,
     /// Since when that is so, as the active says, Unix milliseconds.
     protection_since_unix_ms: Option<u64>,
@@ -83,7 +83,7 @@ impl Replica {
 pub(super) struct Node {
     #[serde(flatten)]
     pub member: Member,
-    /// Whether its agent answered.
+    /// True if its agent answered.
     pub reachable: bool,
     /// How far its replay is behind the active's durable log.
     pub lag_bytes: Option<u64>,

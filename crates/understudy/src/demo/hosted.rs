@@ -58,7 +58,7 @@ pub struct Outage {
 /// What the demo found: `--json` prints exactly this.
 #[derive(Debug, Clone, Serialize)]
 pub struct Report {
-    /// Whether nothing was lost or invented, and all tables are sound.
+    /// True if nothing was lost or invented, and all tables are sound.
     pub passed: bool,
     /// Which server.
     pub engine: String,

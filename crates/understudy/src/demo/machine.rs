@@ -49,7 +49,7 @@ pub struct Options {
 /// What the demo found: `--json` prints exactly this.
 #[derive(Debug, Clone, Serialize)]
 pub struct Report {
-    /// Whether nothing was lost, the tables and indexes are sound, and connections went on that had to.
+    /// True if nothing was lost, the tables and indexes are sound, and connections went on that had to.
     pub passed: bool,
     /// How often the host of the machine was killed.
     pub kills: u32,

@@ -112,12 +112,12 @@ impl Struck {
         }
     }
 
-    /// Whether the other machine can serve before anything comes back.
+    /// True if the other machine can serve before anything comes back.
     fn leaves_somebody(self) -> bool {
         !matches!(self, Struck::Managers | Struck::Both)
     }
 
-    /// Whether another primary is needed.
+    /// True if another primary is needed.
     fn takes_the_primary(self) -> bool {
         matches!(
             self,
@@ -128,7 +128,7 @@ impl Struck {
         )
     }
 
-    /// Whether one machine is lost with its disk, if the seed says so.
+    /// True if one machine is lost with its disk, if the seed says so.
     fn may_lose_a_disk(self) -> bool {
         matches!(self, Struck::Primary | Struck::Standby)
     }
@@ -154,7 +154,7 @@ pub struct Round {
 /// What the demo found: `--json` prints exactly this.
 #[derive(Debug, Clone, Default, Serialize)]
 pub struct Report {
-    /// Whether nothing was lost, applied twice or different, and every check holds.
+    /// True if nothing was lost, applied twice or different, and every check holds.
     pub passed: bool,
     /// Commits that clients were told of.
     pub acknowledged: u64,
@@ -395,7 +395,7 @@ async fn more(load: &Load, after: u64) -> anyhow::Result<()> {
     load.wait_acknowledged(after + COMMITS, WITHIN).await
 }
 
-/// Whether `understudy mirror verify` says that the members are equal.
+/// True if `understudy mirror verify` says that the members are equal.
 async fn verify_members(mirror: &Mirror) -> anyhow::Result<bool> {
     let deadline = Instant::now() + WITHIN;
     loop {

@@ -92,7 +92,7 @@ impl Moments {
 /// What a demo did and found.
 #[derive(Debug, Clone, Default, Serialize)]
 pub struct Report {
-    /// Whether nothing was lost and every check holds.
+    /// True if nothing was lost and every check holds.
     pub passed: bool,
     /// Commits the clients were told of.
     pub acknowledged: u64,

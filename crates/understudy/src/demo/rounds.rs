@@ -56,7 +56,7 @@ pub struct Options {
 /// What the rounds showed: `--json` prints exactly this.
 #[derive(Debug, Clone, Default, Serialize)]
 pub struct Report {
-    /// Whether nothing was lost or told wrongly, planned work had no errors, every error was one that clients retry or that
+    /// True if nothing was lost or told wrongly, planned work had no errors, every error was one that clients retry or that
     /// says that the outcome is not known, and every idle session was kept.
     pub passed: bool,
     /// Kills, switchovers and rolling restarts that were done.

@@ -167,7 +167,7 @@ fn log_end(stage: &Stage, node: &str) -> Result<u64> {
     end.context("no end of the log")
 }
 
-/// Whether a quorum of the zones still has the log of the dead branch, where nobody may look at it.
+/// True if a quorum of the zones still has the log of the dead branch, where nobody may look at it.
 async fn is_stored(stage: &Stage, node: &str, dead: &DeadBranch) -> Result<bool> {
     let config = Config::load(&stage.cluster.node(node)?.config)?;
     let storage: Arc<dyn Storage> = Client::connect(config.cluster.client("test")?).await?;

@@ -101,7 +101,7 @@ fn an_interrupted_demo_leaves_nothing() -> Result<()> {
     scratch.succeed()
 }
 
-/// Whether a process runs; one that ended and was not collected by the system yet does not.
+/// True if a process runs; one that ended and was not collected by the system yet does not.
 fn runs(pid: Pid) -> bool {
     let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default();
     let state = stat

@@ -30,7 +30,7 @@ impl Stage {
         Ok(addresses.map(str::to_owned).collect())
     }
 
-    /// Whether every replica is up, and none is being rebuilt.
+    /// True if every replica is up, and none is being rebuilt.
     fn counts_everywhere(&self) -> Result<bool> {
         let north = self.cluster.node("north")?.config.clone();
         let status = json(&understudy(&["status", "--json"], &north)?)?;

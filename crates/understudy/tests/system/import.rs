@@ -83,7 +83,7 @@ async fn a_killed_import_leaves_nothing_and_is_repeated() -> Result<()> {
     scratch.succeed()
 }
 
-/// Whether the database's first file has arrived.
+/// True if the database's first file has arrived.
 fn is_copying(mount: &std::path::Path) -> bool {
     let seen = Command::new("timeout")
         .args(["1", "stat", "--"])

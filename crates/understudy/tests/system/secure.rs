@@ -180,7 +180,7 @@ async fn psql_opens_a_session_on_the_active_from_any_node() -> Result<()> {
     stage.verify().await
 }
 
-/// Whether the server that is asked with the configuration of `node` is a standby.
+/// True if the server that is asked with the configuration of `node` is a standby.
 fn recovers(stage: &Stage, node: &str, arguments: &[&str]) -> Result<String> {
     let output = psql(stage, node, arguments, "SELECT pg_is_in_recovery()")?;
     ensure!(output.status.success(), "{output:?}");

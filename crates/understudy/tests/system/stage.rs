@@ -208,7 +208,7 @@ impl Stage {
     }
 }
 
-/// Whether a line is about what the mount of a fenced node answers: every access fails, in the middle of a
+/// True if a line is about what the mount of a fenced node answers: every access fails, in the middle of a
 /// block if the kernel had half of it, so does the rest of the transaction that met it and its abort, and
 /// the whole server after that.
 fn is_of_the_fence(line: &str) -> bool {

@@ -185,7 +185,7 @@ async fn freeze(cluster: &Cluster) -> Result<()> {
     Ok(())
 }
 
-/// Whether a node's mount has a segment.
+/// True if a node's mount has a segment.
 fn has(cluster: &Cluster, node: &str, directory: &str, segment: &str) -> Result<bool> {
     let mount = cluster.node(node)?.data.join("pgdata");
     Ok(mount.join(directory).join(segment).try_exists()?)

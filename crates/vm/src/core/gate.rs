@@ -73,12 +73,12 @@ impl<T> Gate<T> {
         self.held.len()
     }
 
-    /// Whether nothing waits.
+    /// True if nothing waits.
     pub fn is_empty(&self) -> bool {
         self.held.is_empty()
     }
 
-    /// Whether output waits for checkpoints.
+    /// True if output waits for checkpoints.
     pub fn holds(&self) -> bool {
         self.holds
     }

@@ -75,7 +75,7 @@ pub enum Follower {
     },
     /// It is lost; the record may name it still.
     Lost {
-        /// Whether the machine stands still because it was to be handed over.
+        /// True if the machine stands still because it was to be handed over.
         stands_still: bool,
     },
 }

@@ -80,7 +80,7 @@ impl Journal {
         self.bytes
     }
 
-    /// Whether whoever writes has to wait.
+    /// True if whoever writes has to wait.
     pub(super) fn is_full(&self) -> bool {
         self.records && !self.is_closed && !self.is_begun && self.bytes >= self.most
     }

@@ -25,7 +25,7 @@ impl Reads {
         self.by_block.len()
     }
 
-    /// Whether none is.
+    /// True if none is.
     pub fn is_empty(&self) -> bool {
         self.by_block.is_empty()
     }

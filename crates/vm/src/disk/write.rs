@@ -36,7 +36,7 @@ impl Write {
         }
     }
 
-    /// Whether it is nothing.
+    /// True if it is nothing.
     pub fn is_empty(&self) -> bool {
         self.len() == 0
     }

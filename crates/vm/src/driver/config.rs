@@ -62,7 +62,7 @@ pub struct Config {
     /// Address for health checks, metrics and the status page over HTTP. Without it, there is no HTTP interface.
     #[serde(default)]
     pub rest: Option<SocketAddr>,
-    /// Whether this host boots the machine if there is none yet; of two hosts, one does.
+    /// True if this host boots the machine if there is none yet; of two hosts, one does.
     #[serde(skip)]
     pub first: bool,
     /// Time between two checkpoints, from 5 ms to half of `silence`.
@@ -175,7 +175,7 @@ impl Config {
         Ok(config)
     }
 
-    /// Whether it makes sense.
+    /// True if it makes sense.
     ///
     /// # Errors
     /// If it does not.

@@ -344,7 +344,7 @@ impl Engine {
         Ok(())
     }
 
-    /// Whether what is being done is of no use any more.
+    /// True if what is being done is of no use any more.
     fn is_interrupted(&mut self, orders: &threads::Receiver<Order>) -> bool {
         self.backlog.extend(
             orders

@@ -28,7 +28,7 @@ pub struct Status {
     pub waits: Protection,
     /// The last epoch that it owned.
     pub epoch: Option<u32>,
-    /// Whether it is connected to the other host.
+    /// True if it is connected to the other host.
     pub linked: bool,
     /// The last checkpoint: confirmed by the standby, or applied here.
     pub checkpoint: u64,

@@ -84,7 +84,7 @@ impl Encoder {
         }
     }
 
-    /// Whether pages are told by how they differ; otherwise as they are, all 4096 bytes.
+    /// True if pages are told by how they differ; otherwise as they are, all 4096 bytes.
     pub fn compress(&mut self, compresses: bool) {
         self.compresses = compresses;
     }

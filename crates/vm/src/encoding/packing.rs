@@ -43,7 +43,7 @@ impl Packer {
         }
     }
 
-    /// Whether parts are packed; otherwise they go as they are.
+    /// True if parts are packed; otherwise they go as they are.
     pub fn compress(&mut self, packs: bool) {
         self.packs = packs;
     }

@@ -72,7 +72,7 @@ impl HostError {
         }
     }
 
-    /// Whether the host must change first; trying again changes nothing.
+    /// True if the host must change first; trying again changes nothing.
     pub fn is_of_this_host(&self) -> bool {
         matches!(self, HostError::Unfit { .. } | HostError::Child(_))
     }

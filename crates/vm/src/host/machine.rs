@@ -143,7 +143,7 @@ impl Machine {
         self.process.ended()
     }
 
-    /// Whether the guest's processors run.
+    /// True if the guest's processors run.
     ///
     /// # Errors
     /// See [`HostError`].

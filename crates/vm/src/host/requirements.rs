@@ -30,7 +30,7 @@ struct Api {
 
 nix::ioctl_readwrite!(userfaultfd_api, 0xAA, 0x3F, Api);
 
-/// Whether the machine of `spec` can be started here and its writes be tracked.
+/// True if the machine of `spec` can be started here and its writes be tracked.
 ///
 /// # Errors
 /// `Unfit`, with what to do.
@@ -118,7 +118,7 @@ fn check_kernel() -> Result<()> {
     Ok(())
 }
 
-/// Whether a directory can hold the memory of a machine, beside what is in it.
+/// True if a directory can hold the memory of a machine, beside what is in it.
 fn check_memory(directory: &Path, bytes: u64) -> Result<()> {
     // It is made when the machine is started.
     let existing = directory

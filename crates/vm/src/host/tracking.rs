@@ -58,7 +58,7 @@ nix::ioctl_readwrite!(pagemap_scan, b'f', 16, Scan);
 pub(super) struct Mapping {
     pub(super) start: u64,
     pub(super) end: u64,
-    /// Whether its pages stay in memory, even if the host swaps.
+    /// True if its pages stay in memory, even if the host swaps.
     pub(super) locked: bool,
 }
 

@@ -72,7 +72,7 @@ fn find(directory: &Path, into: &mut Vec<PathBuf>) -> Result<()> {
     Ok(())
 }
 
-/// Whether a file is this module, packed or not.
+/// True if a file is this module, packed or not.
 fn is_module(path: &Path, name: &str) -> bool {
     let file = path.file_name().and_then(OsStr::to_str).unwrap_or_default();
     let ending = file.strip_prefix(name).unwrap_or_default();

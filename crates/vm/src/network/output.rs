@@ -92,7 +92,7 @@ pub struct Output {
     resets: u64,
 }
 
-/// Whether `one` is after `other`, as TCP counts.
+/// True if `one` is after `other`, as TCP counts.
 fn is_after(one: u32, other: u32) -> bool {
     (one.wrapping_sub(other) as i32) > 0
 }
@@ -188,7 +188,7 @@ impl Output {
         passes && in_order
     }
 
-    /// Whether everything waits that the machine says from this port.
+    /// True if everything waits that the machine says from this port.
     fn waits(&self, port: u16) -> bool {
         match self.protection {
             Protection::Everything => true,

@@ -24,11 +24,11 @@ pub trait InheritedBlocks: Send + Sync + 'static {
     fn discard_from(&self, file: FileId, first: BlockIndex);
     /// Up to `max` blocks; they stay here until they are forgotten.
     fn some(&self, max: usize) -> Result<Vec<(BlockKey, Bytes)>>;
-    /// Whether the block is (still) here.
+    /// True if the block is (still) here.
     fn contains(&self, key: BlockKey) -> bool;
     /// How many are left.
     fn len(&self) -> usize;
-    /// Whether none is left.
+    /// True if none is left.
     fn is_empty(&self) -> bool {
         self.len() == 0
     }

@@ -60,7 +60,7 @@ pub struct Options {
     pub metadata_cache: Duration,
     /// Bytes of blocks to cache.
     pub cache_bytes: u64,
-    /// Whether the kernel may keep blocks, too.
+    /// True if the kernel may keep blocks, too.
     pub kernel_cache: bool,
 }
 

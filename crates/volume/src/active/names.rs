@@ -50,7 +50,7 @@ impl Inner {
         })
     }
 
-    /// Whether a name, if it existed, would be one of a private file.
+    /// True if a name, if it existed, would be one of a private file.
     pub(super) fn leads_to_private(&self, parent: Ino, name: &[u8]) -> bool {
         let core = self.core.lock();
         let route = self.route(&core.namespace, parent, name);
@@ -277,7 +277,7 @@ impl Inner {
         }
     }
 
-    /// Whether a path of the private tree is shown, or only leads to something that is.
+    /// True if a path of the private tree is shown, or only leads to something that is.
     fn shows_private(&self, path: &str) -> bool {
         self.layout.class(path) == FileClass::Private
     }

@@ -24,7 +24,7 @@ pub trait WriteObserver: Send + Sync + 'static {
     /// That sync is done: what it covers is durable.
     fn log_synced(&self, path: &str, token: u64);
 
-    /// Whether that sync may be answered at once, which it then is: its bytes are on their way, and the log is ordered
+    /// True if that sync may be answered at once, which it then is: its bytes are on their way, and the log is ordered
     /// ([`LogSyncs`](crate::log_syncs::LogSyncs)). It ends in one of the two below all the same.
     fn may_answer_early(&self, _token: u64) -> bool {
         false
@@ -33,7 +33,7 @@ pub trait WriteObserver: Send + Sync + 'static {
     /// That sync failed, and nobody can be told any more if it was answered early.
     fn log_sync_failed(&self, _path: &str, _token: u64) {}
 
-    /// Whether one failed. Every later sync of the log fails, too: the database must not go on as if it had a log.
+    /// True if one failed. Every later sync of the log fails, too: the database must not go on as if it had a log.
     fn log_has_failed(&self) -> bool {
         false
     }

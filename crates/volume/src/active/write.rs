@@ -64,7 +64,7 @@ impl ActiveView {
 }
 
 impl Inner {
-    /// Whether a file is the one whose writes go to the observer.
+    /// True if a file is the one whose writes go to the observer.
     pub(super) fn is_control(&self, namespace: &Namespace, file: FileId, inode: &Inode) -> bool {
         let control = self.layout.control_file();
         let name = control.rsplit('/').next().unwrap_or(control);
@@ -143,7 +143,7 @@ impl Inner {
         Ok((Held::Alone { _guard: guard }, self.shared_inode(file)?))
     }
 
-    /// Whether a write at `offset` begins behind the block that the file ends within.
+    /// True if a write at `offset` begins behind the block that the file ends within.
     fn leaves_gap(&self, inode: &Inode, offset: u64) -> bool {
         !inode.size.is_multiple_of(self.block_size)
             && offset / self.block_size > inode.size / self.block_size

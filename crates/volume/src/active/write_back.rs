@@ -172,7 +172,7 @@ impl Inner {
         }
     }
 
-    /// Whether the storage has not yet taken what it was given: not all of it on as many replicas as a sync
+    /// True if the storage has not yet taken what it was given: not all of it on as many replicas as a sync
     /// needs.
     fn is_behind(&self) -> bool {
         let replicas = self.storage.replicas().into_iter();

@@ -174,7 +174,7 @@ pub(crate) struct Recovered {
     pub tail: Vec<u8>,
     /// Ids that left the namespace, each with an upper bound of where.
     pub buried: Vec<(FileId, JournalPos)>,
-    /// Whether anything but housekeeping was done after `watch_from`.
+    /// True if anything but housekeeping was done after `watch_from`.
     pub changed: bool,
     /// The epoch that opened the journal last, among what was read.
     pub opened: Option<Epoch>,

@@ -70,13 +70,13 @@ mod name_bytes {
 }
 
 impl Inode {
-    /// Whether a stored block of this version was cut off and reads as zeros.
+    /// True if a stored block of this version was cut off and reads as zeros.
     pub fn is_cut(&self, block: BlockIndex, version: Version) -> bool {
         let covering = self.cuts.iter().rev().find(|c| c.first_block <= block);
         covering.is_some_and(|c| version < c.version)
     }
 
-    /// Whether a truncation mark covers the block, whatever its version.
+    /// True if a truncation mark covers the block, whatever its version.
     pub fn has_cut_over(&self, block: BlockIndex) -> bool {
         self.cuts.iter().any(|cut| cut.first_block <= block)
     }
@@ -87,7 +87,7 @@ impl Inode {
         self.cuts.push(cut);
     }
 
-    /// Whether it has a place in some directory.
+    /// True if it has a place in some directory.
     pub fn is_linked(&self) -> bool {
         self.nlink > 0
     }

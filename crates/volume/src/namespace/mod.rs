@@ -204,7 +204,7 @@ impl Namespace {
         self.orphans.iter().copied()
     }
 
-    /// Whether an inode is without names and not retained.
+    /// True if an inode is without names and not retained.
     pub fn is_orphan(&self, file: FileId) -> bool {
         self.orphans.contains(&file)
     }
@@ -219,7 +219,7 @@ impl Namespace {
         self.inodes.len()
     }
 
-    /// Whether there is not even a root.
+    /// True if there is not even a root.
     pub fn is_empty(&self) -> bool {
         self.inodes.is_empty()
     }

@@ -200,7 +200,7 @@ pub enum Op {
 }
 
 impl Op {
-    /// Whether it changes nothing that anybody could see in a directory tree.
+    /// True if it changes nothing that anybody could see in a directory tree.
     pub fn is_housekeeping(&self) -> bool {
         matches!(
             self,

@@ -23,7 +23,7 @@ use crate::view::{FileKind, Ino, Ownership};
 /// Set in the inode numbers of private files.
 pub const PRIVATE_BIT: u64 = 1 << 63;
 
-/// Whether an inode number stands for a private file.
+/// True if an inode number stands for a private file.
 pub fn is_private(ino: Ino) -> bool {
     ino.0 & PRIVATE_BIT != 0
 }

@@ -29,7 +29,7 @@ pub(crate) struct BlockStore {
     memory_bytes_kept: u64,
     /// Blocks in memory, oldest first; also some that are gone.
     oldest: Mutex<VecDeque<Weak<Stored>>>,
-    /// Whether a failure of the local disk was reported since it last worked.
+    /// True if a failure of the local disk was reported since it last worked.
     failing: AtomicBool,
 }
 
@@ -78,7 +78,7 @@ impl BlockStore {
         BlockRef(stored)
     }
 
-    /// Whether [`BlockStore::make_room`] has something to do.
+    /// True if [`BlockStore::make_room`] has something to do.
     pub fn is_over_budget(&self) -> bool {
         self.memory_bytes() > self.memory_bytes_max
     }

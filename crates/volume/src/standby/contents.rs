@@ -43,7 +43,7 @@ impl State {
         Ok(())
     }
 
-    /// Whether an inode is an empty file of the image that nothing private is known of: to redo, which
+    /// True if an inode is an empty file of the image that nothing private is known of: to redo, which
     /// opens a file where it would make one, it is as good as new.
     pub fn may_be_taken(&self, ino: Ino) -> Result<bool> {
         let is_file = self.kind(ino)? == FileKind::File;

@@ -78,7 +78,7 @@ pub(crate) fn zeros(block_bytes: u32) -> Bytes {
     Bytes::from_static(&ZEROS[..block_bytes as usize])
 }
 
-/// Whether a block holds nothing but zeros.
+/// True if a block holds nothing but zeros.
 pub(crate) fn is_zero(block: &[u8]) -> bool {
     block == &ZEROS[..block.len()]
 }
@@ -261,7 +261,7 @@ impl Fetcher {
         }
     }
 
-    /// Whether a block of a base is at hand.
+    /// True if a block of a base is at hand.
     pub(super) fn is_cached(&self, base: &Base, key: BlockKey) -> bool {
         self.known.has(base, key)
     }
@@ -414,7 +414,7 @@ impl Fetcher {
 }
 
 impl Expected {
-    /// Whether a base shows the version: its own cuts do not hide it.
+    /// True if a base shows the version: its own cuts do not hide it.
     pub fn is_shown(self, base: &Base, key: BlockKey) -> bool {
         let inode = base.namespace.get(key.file);
         !self.is_absent() && inode.is_some_and(|i| !i.is_cut(key.block, self.version))

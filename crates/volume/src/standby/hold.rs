@@ -106,7 +106,7 @@ impl Hold {
         claim
     }
 
-    /// Whether the claim that is registered is the one of this attach, and is not revoked. Without that nothing it
+    /// True if the claim that is registered is the one of this attach, and is not revoked. Without that nothing it
     /// reads can be relied on: it must attach afresh, and must not take over.
     pub async fn stands(&self, storage: &Arc<dyn Storage>) -> Result<bool> {
         let (claim, revoked) = tokio::try_join!(

@@ -52,7 +52,7 @@ impl Expected {
         }
     }
 
-    /// Whether there is no such block.
+    /// True if there is no such block.
     pub fn is_absent(self) -> bool {
         self.version == Version::ZERO
     }
@@ -105,7 +105,7 @@ struct Span {
 }
 
 impl Span {
-    /// Whether a base within it has the block as it was cached.
+    /// True if a base within it has the block as it was cached.
     fn holds(self, base: &Base, cached: &Cached) -> bool {
         let image = base.seal.generation;
         cached.generation <= image && image <= self.as_of
@@ -167,7 +167,7 @@ impl Known {
         span.holds(base, &cached).then_some(cached)
     }
 
-    /// Whether a block of a base is cached. To ask is not to use it.
+    /// True if a block of a base is cached. To ask is not to use it.
     pub fn has(&self, base: &Base, key: BlockKey) -> bool {
         let span = *self.span.read();
         let cached = self.cache.peek(key, span.from);

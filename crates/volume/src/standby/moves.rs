@@ -221,7 +221,7 @@ impl StandbyView {
     }
 }
 
-/// Whether a move takes what an earlier one kept out of the cache: always, outside of tests.
+/// True if a move takes what an earlier one kept out of the cache: always, outside of tests.
 fn uncaches(_state: &State) -> bool {
     #[cfg(test)]
     return _state.distortion.flaw != Some(Flaw::KeptFromEarlier);
@@ -229,7 +229,7 @@ fn uncaches(_state: &State) -> bool {
     true
 }
 
-/// Whether a move from the state to the base is possible.
+/// True if a move from the state to the base is possible.
 fn check(state: &State, base: &Base) -> Result<()> {
     if !base.seal.continues(&state.base.seal) {
         return Err(Error::Invalid("the new base does not go on from this one"));

@@ -371,7 +371,7 @@ impl State {
         self.attr(ino)
     }
 
-    /// Whether changes of an inode are accepted without effect: a shared file of the log, or a stub
+    /// True if changes of an inode are accepted without effect: a shared file of the log, or a stub
     /// at a segment's name, whose contents can only come from the shared log.
     pub fn is_ignored(&self, ino: Ino) -> Result<bool> {
         if self.class(ino)? != FileClass::Log || self.kind(ino)? != FileKind::File {

@@ -21,7 +21,7 @@ use crate::view::{FileKind, Ino, Timestamp};
 /// Bit 62: an inode that redo created and that has no shared id yet.
 const CREATED: u64 = 1 << 62;
 
-/// Whether redo created this inode.
+/// True if redo created this inode.
 pub fn is_created(ino: Ino) -> bool {
     ino.0 & (PRIVATE_BIT | CREATED) == CREATED
 }
@@ -98,7 +98,7 @@ pub(crate) struct InodeItem {
     pub attrs: Option<Stamped<Attrs>>,
     /// Ascending in both block and stamp.
     pub cuts: Vec<OwnCut>,
-    /// Whether own redo made it with its last cut, or wrote to it after that: then it is no file that
+    /// True if own redo made it with its last cut, or wrote to it after that: then it is no file that
     /// waits for its unlinking (N8).
     pub in_use_since_cut: bool,
     pub blocks: OrdMap<u64, BlockItem>,
@@ -110,7 +110,7 @@ impl InodeItem {
         self.created.as_ref().and_then(|c| c.adopted)
     }
 
-    /// Whether the inode is as the base has it.
+    /// True if the inode is as the base has it.
     pub fn says_nothing(&self) -> bool {
         self.created.is_none()
             && self.home.is_none()
@@ -121,7 +121,7 @@ impl InodeItem {
             && self.blocks.is_empty()
     }
 
-    /// Whether own truncation hides this block of the base.
+    /// True if own truncation hides this block of the base.
     pub fn hides_block(&self, block: u64) -> bool {
         self.cuts.first().is_some_and(|c| c.first_block <= block)
     }

@@ -49,9 +49,9 @@ pub(crate) struct Move<'a> {
     pub base: Arc<Base>,
     /// What of its names is not shown.
     pub hidden: Hidden,
-    /// Whether the new base has a version of a block.
+    /// True if the new base has a version of a block.
     pub has_version: &'a dyn Fn(BlockKey) -> bool,
-    /// Whether an inode is open.
+    /// True if an inode is open.
     pub is_open: &'a dyn Fn(Ino) -> bool,
 }
 
@@ -180,14 +180,14 @@ impl Mover<'_> {
         }
     }
 
-    /// Whether what redo did to a file, or has still to do, would be lost with its name. (Directories
+    /// True if what redo did to a file, or has still to do, would be lost with its name. (Directories
     /// are not replaced: a takeover keeps their ids.)
     fn is_in_use(&self, id: FileId) -> bool {
         let ino = self.old.ino_of(id);
         self.old.item(ino).is_some() || (self.to.is_open)(ino)
     }
 
-    /// Whether a name is that of an empty file, and hidden in the new base by the init fork of an unlogged relation that
+    /// True if a name is that of an empty file, and hidden in the new base by the init fork of an unlogged relation that
     /// has the number now: PostgreSQL, promoted, makes that one's main fork there.
     fn is_stub_in_the_way(&self, after: &Directory, name: &Name, id: FileId) -> bool {
         let by = hider_of(&*self.old.layout, name);
@@ -286,7 +286,7 @@ impl Mover<'_> {
         (same_kind && !known && item.hides != Some(shared)).then_some(shared)
     }
 
-    /// Whether the view shows an inode at the name that it has in the old base.
+    /// True if the view shows an inode at the name that it has in the old base.
     fn is_shown(&self, ino: Ino) -> bool {
         let home = self.old.home(ino);
         let found = home.and_then(|(dir, name)| self.old.find(dir, &name).ok());
@@ -306,7 +306,7 @@ impl Mover<'_> {
         true
     }
 
-    /// Whether a name that the new base has not hides others of it: the init fork of an unlogged relation goes at
+    /// True if a name that the new base has not hides others of it: the init fork of an unlogged relation goes at
     /// once, its main fork after the active's next checkpoint, and redo, which never saw that one, does not remove it.
     /// What redo itself made there since is another relation of the same number.
     fn hides_in_new(&self, dir: Ino, (dir_id, name): (FileId, &Name)) -> bool {
@@ -400,7 +400,7 @@ impl Mover<'_> {
         }
     }
 
-    /// Whether the new base is shorter than what the view shows of the old one, also below what redo
+    /// True if the new base is shorter than what the view shows of the old one, also below what redo
     /// itself did to the file.
     fn loses_tail(&self, ino: Ino, new: &Inode) -> bool {
         #[cfg(test)]
@@ -467,7 +467,7 @@ impl Mover<'_> {
         };
     }
 
-    /// Whether a file was cut by the removal of its relation, which the active has not done yet.
+    /// True if a file was cut by the removal of its relation, which the active has not done yet.
     fn waits_for_unlinking(&self, item: &InodeItem, new_size: u64) -> bool {
         #[cfg(test)]
         if self.has(Flaw::CutsDropped) || self.has(Flaw::WhiteoutsDropped) {

@@ -193,7 +193,7 @@ impl ClaimWatch {
         }
     }
 
-    /// Whether a look has found the claim gone.
+    /// True if a look has found the claim gone.
     pub fn is_lost(&self) -> bool {
         *self.lost.borrow()
     }

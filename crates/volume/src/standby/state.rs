@@ -137,7 +137,7 @@ impl State {
         end.map(|end| end.min(self.replay_limit))
     }
 
-    /// Whether a file of the log is shown.
+    /// True if a file of the log is shown.
     pub(super) fn shows_log_file(&self, path: &str) -> bool {
         let range = self.layout.log_range(path);
         range.is_none_or(|range| self.log_end(path, &range).is_some())
@@ -171,7 +171,7 @@ impl State {
         self.shared_by_id(id)
     }
 
-    /// Whether an inode is the image's own, not one that redo made, nor a private one.
+    /// True if an inode is the image's own, not one that redo made, nor a private one.
     pub fn is_of_image(&self, ino: Ino) -> bool {
         let of_base = || self.shared(ino).is_some_and(|shared| shared.base.is_some());
         ino == Ino::ROOT || (!is_created(ino) && of_base())
@@ -392,7 +392,7 @@ impl State {
         Some((shared.id, positions))
     }
 
-    /// Whether an inode is a shared file that its writer may change in place, outside of images and log.
+    /// True if an inode is a shared file that its writer may change in place, outside of images and log.
     pub fn is_configuration(&self, ino: Ino) -> bool {
         let shared = self.shared(ino);
         shared.is_some_and(|shared| {

@@ -128,7 +128,7 @@ impl Planner<'_> {
         })
     }
 
-    /// Whether an inode is data of the view, with a name that shows.
+    /// True if an inode is data of the view, with a name that shows.
     fn is_alive(&self, ino: Ino) -> bool {
         let state = self.state();
         if is_created(ino) {
@@ -140,7 +140,7 @@ impl Planner<'_> {
         is_data && state.attr(ino).is_ok_and(|a| a.nlink > 0) && self.has_name(ino)
     }
 
-    /// Whether a name leads to an inode of the base: its own, where neither the overlay nor the
+    /// True if a name leads to an inode of the base: its own, where neither the overlay nor the
     /// layout hides it, or one that redo gave it.
     fn has_name(&self, ino: Ino) -> bool {
         let state = self.state();
@@ -163,7 +163,7 @@ impl Planner<'_> {
         }
     }
 
-    /// Whether an inode of the base is below a directory whose place one that redo made has taken.
+    /// True if an inode of the base is below a directory whose place one that redo made has taken.
     fn is_replaced(&self, ino: Ino) -> bool {
         let mut at = ino;
         while at != Ino::ROOT

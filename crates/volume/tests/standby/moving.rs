@@ -175,7 +175,7 @@ impl Active {
     }
 }
 
-/// Whether one is the other, or is below it.
+/// True if one is the other, or is below it.
 fn related(a: &str, b: &str) -> bool {
     let below = |a: &str, b: &str| a.strip_prefix(b).is_some_and(|rest| rest.starts_with('/'));
     a == b || below(a, b) || below(b, a)

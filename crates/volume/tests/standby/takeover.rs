@@ -210,7 +210,7 @@ async fn a_switch_that_is_fenced_leaves_a_standby() {
     assert!(matches!(again.err(), Some(Error::Invalid(_))));
 }
 
-/// Whether an operation would wait.
+/// True if an operation would wait.
 async fn is_frozen(view: &Arc<volume::standby::StandbyView>) -> bool {
     let brief = std::time::Duration::from_millis(5);
     tokio::time::timeout(brief, view.sync_all()).await.is_err()

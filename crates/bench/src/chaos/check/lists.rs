@@ -67,7 +67,7 @@ struct Written<'a> {
     transactions: &'a [Transaction],
     /// The transaction of a value.
     writers: HashMap<Value, usize>,
-    /// Whether a transaction's appends are there at the end.
+    /// True if a transaction's appends are there at the end.
     present: Vec<bool>,
     anomalies: Vec<Anomaly>,
 }
@@ -158,7 +158,7 @@ impl Written<'_> {
         }
     }
 
-    /// Whether a transaction is part of the history: acknowledged, or seen to have happened.
+    /// True if a transaction is part of the history: acknowledged, or seen to have happened.
     fn committed(&self, t: usize) -> bool {
         let outcome = self.transactions[t].outcome;
         outcome == Outcome::Acknowledged || (outcome == Outcome::Unknown && self.present[t])
@@ -206,7 +206,7 @@ impl Written<'_> {
         }
     }
 
-    /// Whether a read of a list ends between two values of one transaction.
+    /// True if a read of a list ends between two values of one transaction.
     fn stops_within(&self, read: &[Value], order: &[Value], key: Key) -> bool {
         let Some(writer) = read.last().and_then(|value| self.writers.get(value)) else {
             return false;

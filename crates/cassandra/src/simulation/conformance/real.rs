@@ -139,7 +139,7 @@ impl Real {
         statement
     }
 
-    /// Whether it was acknowledged.
+    /// True if it was acknowledged.
     fn write(
         &self,
         table: Table,

@@ -31,7 +31,7 @@ impl Cell {
         self.value.is_some()
     }
 
-    /// Whether it replaces `other`: the higher timestamp, then a tombstone, then the greater bytes.
+    /// True if it replaces `other`: the higher timestamp, then a tombstone, then the greater bytes.
     fn replaces(&self, other: &Cell) -> bool {
         let rank = |cell: &Cell| (cell.timestamp, cell.value.is_none());
         (rank(self), &self.value) > (rank(other), &other.value)

@@ -48,7 +48,7 @@ impl Mutation {
         }
     }
 
-    /// Whether it changes nothing.
+    /// True if it changes nothing.
     pub fn is_empty(&self) -> bool {
         self.cells.is_empty() && self.gone.is_empty()
     }

@@ -96,7 +96,7 @@ impl Work {
         }
     }
 
-    /// Whether a COMMIT follows.
+    /// True if a COMMIT follows.
     pub(super) fn commits(self) -> bool {
         self != Work::Reads
     }

@@ -95,7 +95,7 @@ impl Broadcasts {
             .for_each(|c| c.told.remove(replica));
     }
 
-    /// Whether no connected replica still works on the operation's broadcasts.
+    /// True if no connected replica still works on the operation's broadcasts.
     pub fn is_done(&self, op: OpId) -> bool {
         self.broadcasts
             .iter()

@@ -86,7 +86,7 @@ pub(crate) enum Output {
     Usage(Vec<(ReplicaId, Usage)>),
     Scrubbed(ScrubPage),
     Rebuilt(Vec<ReplicaId>),
-    /// Whether an exchange of members ended.
+    /// True if an exchange of members ended.
     Ended(bool),
 }
 

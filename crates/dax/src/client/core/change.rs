@@ -59,7 +59,7 @@ fn recorded(s: &mut Shared) -> Result<(Membership, Version)> {
 }
 
 impl Shared {
-    /// Whether a full quorum keeps this membership.
+    /// True if a full quorum keeps this membership.
     fn is_kept(&self, version: Version) -> bool {
         self.quorums.is_full(self.links.keepers(version))
     }
@@ -81,7 +81,7 @@ impl Shared {
         self.looked_through().iter().filter(has_all).collect()
     }
 
-    /// Whether these are enough of those who are left alone after the change, and all that join.
+    /// True if these are enough of those who are left alone after the change, and all that join.
     fn may_end(&self, membership: &Membership, replicas: ReplicaSet) -> bool {
         #[cfg(test)]
         if self.flaw == Some(crate::simulation::flaw::Flaw::JoinsUnfilled) {
@@ -218,7 +218,7 @@ impl Finish {
         Ok(None)
     }
 
-    /// Whether the exchange that is under way is the one that this ends.
+    /// True if the exchange that is under way is the one that this ends.
     fn ends(&self, membership: &Membership) -> bool {
         let change = membership.change.as_ref();
         change.is_some_and(|change| change.joint && change.begun == self.begun)

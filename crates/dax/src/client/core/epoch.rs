@@ -71,7 +71,7 @@ impl Look {
         })
     }
 
-    /// Whether an owner holds an epoch quorum of those that answered; whether it still might, if the
+    /// True if an owner holds an epoch quorum of those that answered; whether it still might, if the
     /// silent replicas were all on its side.
     fn winner(&self, quorums: Quorums) -> (Option<EpochGrant>, bool) {
         let highest = self.highest();

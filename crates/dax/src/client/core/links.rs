@@ -229,7 +229,7 @@ impl Links {
         self.those(|link| link.votes && !link.rebuilding && link.unproven.is_none())
     }
 
-    /// Whether a replica said that it counts in no quorum yet; returns what it said before.
+    /// True if a replica said that it counts in no quorum yet; returns what it said before.
     pub fn set_rebuilding(&mut self, replica: ReplicaId, rebuilding: bool) -> bool {
         std::mem::replace(&mut self.link(replica).rebuilding, rebuilding)
     }
@@ -313,7 +313,7 @@ impl Links {
         emptied
     }
 
-    /// Whether a replica that arrives has another disk than the one that acknowledged what this handle sent
+    /// True if a replica that arrives has another disk than the one that acknowledged what this handle sent
     /// there: another store, or one that has begun anew. One of the version before does not say which store it
     /// is; of it, whoever is being rebuilt may be another one each time.
     fn is_other_disk(&self, replica: ReplicaId, store: Option<StoreId>, rebuilding: bool) -> bool {
@@ -472,7 +472,7 @@ impl Links {
         self.those(|link| !link.up || is_stuck(link) || link.is_full(now, stuck))
     }
 
-    /// Whether the replica has for `stuck` refused something: everything, because it has no room, or the writes of a
+    /// True if the replica has for `stuck` refused something: everything, because it has no room, or the writes of a
     /// block of which it cannot read what it has.
     pub fn refuses(&self, replica: ReplicaId, now: Time, stuck: Time) -> bool {
         let link = &self.links[usize::from(replica.0)];

@@ -139,7 +139,7 @@ impl Shared {
         self.out.push(Effect::HangUp { replica });
     }
 
-    /// Whether a store may be this replica: the one that belongs there, and no other replica as well.
+    /// True if a store may be this replica: the one that belongs there, and no other replica as well.
     pub fn recognize(&mut self, replica: ReplicaId, arrival: &Arrival) -> Result<()> {
         if let Some(membership) = &arrival.membership {
             self.learn(membership);

@@ -145,7 +145,7 @@ impl Core {
         self.shared.handle.pending.flip_bit(which)
     }
 
-    /// Whether some replica's writes wait for a tick.
+    /// True if some replica's writes wait for a tick.
     #[cfg(test)]
     pub fn has_spares(&self) -> bool {
         !self.shared.links.lazy().is_empty()
@@ -186,7 +186,7 @@ impl Core {
         self.shared.handle.read_at_once(key, up_to)
     }
 
-    /// Whether there is room for so many bytes of writes at once.
+    /// True if there is room for so many bytes of writes at once.
     pub fn has_room(&mut self, bytes: usize) -> bool {
         self.shared.has_room(bytes)
     }

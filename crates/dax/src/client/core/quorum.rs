@@ -68,7 +68,7 @@ impl Roster {
         self.epoch().max(self.sync)
     }
 
-    /// Whether `enough` of these are members.
+    /// True if `enough` of these are members.
     pub fn has(self, replicas: ReplicaSet, enough: usize) -> bool {
         replicas.intersection(self.members).len() >= enough
     }
@@ -121,32 +121,32 @@ impl Quorums {
         }
     }
 
-    /// Whether a write that these have is durable.
+    /// True if a write that these have is durable.
     pub fn is_synced(self, replicas: ReplicaSet) -> bool {
         self.has(replicas, |roster| roster.sync)
     }
 
-    /// Whether these know every write that is durable.
+    /// True if these know every write that is durable.
     pub fn is_read(self, replicas: ReplicaSet) -> bool {
         self.has(replicas, Roster::read)
     }
 
-    /// Whether these suffice for a record.
+    /// True if these suffice for a record.
     pub fn is_majority(self, replicas: ReplicaSet) -> bool {
         self.has(replicas, Roster::majority)
     }
 
-    /// Whether an epoch that these have accepted is owned.
+    /// True if an epoch that these have accepted is owned.
     pub fn is_epoch(self, replicas: ReplicaSet) -> bool {
         self.has(replicas, Roster::epoch)
     }
 
-    /// Whether these meet every quorum; see [`Roster::full`].
+    /// True if these meet every quorum; see [`Roster::full`].
     pub fn is_full(self, replicas: ReplicaSet) -> bool {
         self.has(replicas, Roster::full)
     }
 
-    /// Whether what these have is all that a replica can have forgotten; see [`Roster::rebuild`].
+    /// True if what these have is all that a replica can have forgotten; see [`Roster::rebuild`].
     pub fn is_rebuild(self, replicas: ReplicaSet) -> bool {
         self.has(replicas, Roster::rebuild)
     }
@@ -199,7 +199,7 @@ impl<R> Round<R> {
         self.damaged.keys().copied().collect()
     }
 
-    /// Whether nobody of `all` is left to ask: who has not answered was damaged, all of them at one moment. A copy that
+    /// True if nobody of `all` is left to ask: who has not answered was damaged, all of them at one moment. A copy that
     /// was damaged when the first ones were asked may have been mended by the time that the last one was.
     pub fn is_exhausted(&self, all: ReplicaSet) -> bool {
         if !all.without(self.replied().union(self.damaged())).is_empty() {

@@ -159,7 +159,7 @@ impl Read {
         self.judge(s)
     }
 
-    /// Whether a client that is broken on purpose takes this answer.
+    /// True if a client that is broken on purpose takes this answer.
     #[cfg(test)]
     fn is_believed(&self, block: Option<&StoredBlock>, s: &Shared) -> bool {
         use crate::simulation::flaw::Flaw;

@@ -102,7 +102,7 @@ impl Page {
         self.is_complete(s).then(|| Ok(self.compared(s)))
     }
 
-    /// Whether everybody who is up has answered, and enough of those who count.
+    /// True if everybody who is up has answered, and enough of those who count.
     fn is_complete(&self, s: &Shared) -> bool {
         let counting = self.round.replied().without(s.links.rebuilding());
         let may_pass = self.failed.iter().filter(|(_, failed)| **failed < TRIES);

@@ -220,7 +220,7 @@ impl Shared {
         self.links.owe(replica, &owed);
     }
 
-    /// Whether a replica counts in quorums. What it acknowledged while it was being rebuilt counts once it does.
+    /// True if a replica counts in quorums. What it acknowledged while it was being rebuilt counts once it does.
     pub fn set_rebuilding(&mut self, replica: ReplicaId, rebuilding: bool) {
         let was = self.links.set_rebuilding(replica, rebuilding);
         if was && !rebuilding {
@@ -283,7 +283,7 @@ impl Shared {
         self.prove();
     }
 
-    /// Whether it is certain by now of somebody that it has lost nothing: what it acknowledged counts.
+    /// True if it is certain by now of somebody that it has lost nothing: what it acknowledged counts.
     pub fn prove(&mut self) {
         let quorums = self.quorums;
         if self.links.prove(|those| quorums.is_epoch(those)) {
@@ -377,7 +377,7 @@ impl Shared {
         );
     }
 
-    /// Whether those who have acknowledged a write make it durable, as far as they count now.
+    /// True if those who have acknowledged a write make it durable, as far as they count now.
     pub fn enough(&self) -> impl Fn(ReplicaSet) -> bool + Copy + use<> {
         let (quorums, counting) = (self.quorums, self.links.counting());
         let enough = move |acked: ReplicaSet| quorums.is_synced(acked.intersection(counting));
@@ -427,7 +427,7 @@ impl Shared {
         self.config.replica_timeout * 2
     }
 
-    /// Whether the replica has refused something for long: nobody waits for what it lacks.
+    /// True if the replica has refused something for long: nobody waits for what it lacks.
     pub fn refuses(&self, replica: ReplicaId) -> bool {
         #[cfg(test)]
         if self.flaw == Some(Flaw::RefusedForEver) {
@@ -467,7 +467,7 @@ impl Shared {
         scrubbed.intersection(self.links.rebuilding())
     }
 
-    /// Whether a newer write of the block is on its way to the replica, or the block is gone.
+    /// True if a newer write of the block is on its way to the replica, or the block is gone.
     pub fn is_underway(&self, d: &Difference) -> bool {
         self.handle.is_removed(d.key)
             || self
@@ -559,7 +559,7 @@ impl Shared {
         }
     }
 
-    /// Whether `bytes` more may be pending; gives up what replicas that are away lack, if that helps.
+    /// True if `bytes` more may be pending; gives up what replicas that are away lack, if that helps.
     pub fn has_room(&mut self, bytes: usize) -> bool {
         let max = self.config.pending_bytes_max;
         if self.handle.pending.is_empty() || self.handle.pending.bytes() + bytes <= max {

@@ -38,7 +38,7 @@ impl Shared {
         self.sightings.version = self.sightings.version.max(told.version);
     }
 
-    /// Whether a store that arrives is not where it was seen.
+    /// True if a store that arrives is not where it was seen.
     pub fn arrives_back(&self, store: Option<StoreId>, position: Option<&Position>) -> bool {
         let Some((store, position)) = store.zip(position) else {
             return false;
@@ -51,7 +51,7 @@ impl Shared {
             || self.is_denied(store, position)
     }
 
-    /// Whether a store lacks what it was seen to have.
+    /// True if a store lacks what it was seen to have.
     fn is_denied(&self, store: StoreId, position: &Position) -> bool {
         let mut known = self.sightings.of(store).chain(self.seen.get(&store));
         known.any(|seen| seen.denies(position)) && self.heeds_sightings()

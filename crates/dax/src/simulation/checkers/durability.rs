@@ -143,7 +143,7 @@ impl Durability {
         Ok(())
     }
 
-    /// Whether an owner of this epoch, or of a later one, has given the block back.
+    /// True if an owner of this epoch, or of a later one, has given the block back.
     fn is_removed(&self, key: BlockKey, written: Epoch) -> bool {
         let given_back = |(file, epoch, before): &(FileId, Epoch, u64)| {
             *file == key.file && *epoch >= written && key.block.0 < *before

@@ -24,7 +24,7 @@ pub(super) struct Floor {
 }
 
 impl Floor {
-    /// Whether contents of that origin may be seen.
+    /// True if contents of that origin may be seen.
     pub fn allows(&self, content: Content, origin: Place) -> bool {
         content == self.content || (content != NOTHING && origin > self.place)
     }

@@ -21,7 +21,7 @@ pub trait Checker: Send {
     /// Its name in reports.
     fn name(&self) -> &'static str;
 
-    /// Whether the history is still right with this event.
+    /// True if the history is still right with this event.
     ///
     /// # Errors
     /// What is wrong.

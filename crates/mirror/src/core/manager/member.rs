@@ -91,13 +91,13 @@ impl Manager {
         own.unwrap_or(unused)
     }
 
-    /// Whether the member has something that a log that ends here has never had.
+    /// True if the member has something that a log that ends here has never had.
     pub(super) fn has_more_than(&self, last: Number) -> bool {
         let ledger = self.ledger.as_ref();
         ledger.is_some_and(|ledger| ledger.last() > last)
     }
 
-    /// Whether the member belongs to another log than this. One that was made by a version without identities says nothing: it
+    /// True if the member belongs to another log than this. One that was made by a version without identities says nothing: it
     /// takes the one of the log that fits it.
     pub(super) fn is_of_another(&self, log: Identity) -> bool {
         self.log.is_some_and(|own| own != log)

@@ -127,7 +127,7 @@ impl Manager {
         self.primary.as_ref().map(|primary| primary.epoch)
     }
 
-    /// Whether another manager has said lately that it is primary.
+    /// True if another manager has said lately that it is primary.
     pub fn hears_primary(&self) -> bool {
         self.role != Role::Primary && self.highest > 0 && !self.is_silent()
     }
@@ -137,7 +137,7 @@ impl Manager {
         self.standby.taking.as_ref().map(|taking| taking.epoch)
     }
 
-    /// Whether what the member says now is not old: to be asked after it was read.
+    /// True if what the member says now is not old: to be asked after it was read.
     pub fn reads(&self, now_ms: u64) -> bool {
         let is_fresh =
             |primary: &Primary| now_ms.saturating_sub(primary.confirmed_ms) <= self.rules.lease_ms;
@@ -205,7 +205,7 @@ impl Manager {
         self.is_fit() && !is_busy
     }
 
-    /// Whether its member can be made current by the log.
+    /// True if its member can be made current by the log.
     fn is_fit(&self) -> bool {
         let is_lost = self.is_diverged || self.is_behind || self.is_ahead || self.is_foreign;
         self.ledger.is_some() && !is_lost
@@ -446,7 +446,7 @@ impl Manager {
         }
     }
 
-    /// Whether what a session of this life says counts for nothing any more.
+    /// True if what a session of this life says counts for nothing any more.
     fn is_past(&self, life: Life) -> bool {
         life != self.life && !self.flawed(Flaw::LifeIgnored)
     }

@@ -76,12 +76,12 @@ impl Follower {
         durable.0.saturating_sub(self.floor.0)
     }
 
-    /// Whether it does not get on with something, whatever it does besides: somebody waits for that.
+    /// True if it does not get on with something, whatever it does besides: somebody waits for that.
     pub fn stands_still(&self, durable: Number, now_ms: u64, timeout_ms: u64) -> bool {
         self.lag(durable) > 0 && now_ms.saturating_sub(self.rose_ms) > timeout_ms
     }
 
-    /// Whether it has as much in memory as it should.
+    /// True if it has as much in memory as it should.
     pub fn is_full(&self) -> bool {
         let bytes = self
             .on_its_way
@@ -265,7 +265,7 @@ impl Primary {
             .map(|commit| commit.record.clone())
     }
 
-    /// Whether this manager's member has still to commit it.
+    /// True if this manager's member has still to commit it.
     pub fn awaits(&self, number: Number) -> bool {
         self.commits
             .get(&number)

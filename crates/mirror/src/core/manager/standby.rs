@@ -194,7 +194,7 @@ impl Manager {
         self.standby.restart(floor);
     }
 
-    /// Whether it has become what it can be.
+    /// True if it has become what it can be.
     pub(super) fn see(&mut self, out: &mut Vec<Effect>) {
         let Some(floor) = self.ledger.as_ref().map(|ledger| ledger.floor()) else {
             return;

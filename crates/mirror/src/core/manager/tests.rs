@@ -27,7 +27,7 @@ fn alive(epoch: u32, last: u64, log: Identity) -> Message {
     Message::Alive { epoch, last, log }
 }
 
-/// Whether it begins to own an epoch at this time.
+/// True if it begins to own an epoch at this time.
 fn takes_over(manager: &mut Manager, now_ms: u64) -> bool {
     let mut out = Vec::new();
     manager.at(now_ms).tick(&mut out);

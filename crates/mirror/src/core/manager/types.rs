@@ -106,7 +106,7 @@ pub enum Role {
 }
 
 impl Role {
-    /// Whether it is one in which clients are served.
+    /// True if it is one in which clients are served.
     pub fn serves(self) -> bool {
         matches!(self, Role::Primary | Role::Single)
     }

@@ -224,7 +224,7 @@ impl World {
         self.break_promise(format!("nobody comes to an end: {roles:?} {clients:?}"));
     }
 
-    /// Whether all is done: clients have stopped, one serves, and the other one has everything.
+    /// True if all is done: clients have stopped, one serves, and the other one has everything.
     fn is_settled(&self) -> bool {
         let last = Number(self.zones.log.len() as u64);
         let has_all = |site: &Site| {

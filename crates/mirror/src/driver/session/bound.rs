@@ -33,7 +33,7 @@ fn formats(body: &mut &[u8]) -> Option<Vec<i16>> {
 pub struct Bound<'a> {
     pub portal: &'a str,
     pub statement: &'a str,
-    /// Whether it is binary, and the value.
+    /// True if it is binary, and the value.
     pub values: Vec<(bool, Option<Vec<u8>>)>,
     pub result_formats: Vec<i16>,
 }

@@ -295,7 +295,7 @@ impl Session {
     }
 }
 
-/// Whether the other member may take a parameter for something else.
+/// True if the other member may take a parameter for something else.
 fn means_something_else(parameter: &Parameter) -> bool {
     let value = parameter.value.as_deref().unwrap_or_default();
     may_be_a_time(parameter) || parameter.is_binary && holds_own_type(value)

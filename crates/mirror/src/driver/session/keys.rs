@@ -74,7 +74,7 @@ fn part_text(part: &KeyPart, parameters: &[Parameter], values: &[Value]) -> Opti
     }
 }
 
-/// Whether a value of this type, by its number, is compared with a key's column as it is; 0 is whatever the column is.
+/// True if a value of this type, by its number, is compared with a key's column as it is; 0 is whatever the column is.
 fn fits(type_oid: u32, type_name: &str) -> bool {
     const INT8: u32 = 20;
     const INT2: u32 = 21;

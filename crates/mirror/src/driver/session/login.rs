@@ -29,7 +29,7 @@ pub enum Secret {
 }
 
 impl Secret {
-    /// Whether that can be proved again.
+    /// True if that can be proved again.
     pub fn proved(&self) -> Proved {
         match self {
             Secret::Nothing | Secret::Keys(_) => Proved::Repeatably,
@@ -85,7 +85,7 @@ fn method(message: &[u8]) -> u32 {
     body.map_or(0, |mut method| method.get_u32())
 }
 
-/// Whether an answer is expected.
+/// True if an answer is expected.
 fn asks(method: u32) -> bool {
     matches!(method, 3 | 5 | 10 | 11)
 }

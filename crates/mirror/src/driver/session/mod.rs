@@ -124,7 +124,7 @@ pub struct Session {
     transaction: Option<Transaction>,
     /// What the last transaction can be asked about by.
     last_token: Option<String>,
-    /// Whether it is known what names mean.
+    /// True if it is known what names mean.
     knows_names: bool,
     /// A transaction that is open has changed settings.
     sets_within: bool,
@@ -241,7 +241,7 @@ impl Session {
         }
     }
 
-    /// Whether nothing is under way.
+    /// True if nothing is under way.
     fn is_between(&self) -> bool {
         self.status == b'I' && self.transaction.is_none() && !self.prepared.is_open
     }
@@ -269,7 +269,7 @@ impl Session {
         }
     }
 
-    /// Whether its member's server is still the one that was asked what it has. That is asked again after a connection was
+    /// True if its member's server is still the one that was asked what it has. That is asked again after a connection was
     /// lost, the server's or the manager's alone.
     async fn is_at_known_server(&mut self) -> bool {
         if self.server.is_gone() {
@@ -402,7 +402,7 @@ impl Session {
         frame::put_ready(&mut self.client.output, status);
     }
 
-    /// Whether what was read is right: nobody else may have become primary in the meantime.
+    /// True if what was read is right: nobody else may have become primary in the meantime.
     fn check_lease(&self) -> Result<()> {
         if self.hub.config.single {
             return Ok(());

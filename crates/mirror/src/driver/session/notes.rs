@@ -41,12 +41,12 @@ const CHECKED: &[&str] = &[
     "default_transaction_isolation",
 ];
 
-/// Whether transactions of this isolation see what was there when they began.
+/// True if transactions of this isolation see what was there when they began.
 fn is_snapshot(isolation: &str) -> bool {
     matches!(isolation, "repeatable read" | "serializable")
 }
 
-/// Whether statements do the same on the other member with this setting.
+/// True if statements do the same on the other member with this setting.
 fn is_fit(name: &str, value: &str) -> bool {
     match name {
         "session_replication_role" => value == "origin",

@@ -10,7 +10,7 @@ const MOST_DIMENSIONS: u32 = 6;
 /// a few bytes of a client's message only, and some of this process's stack.
 const MOST_NESTED: usize = 8;
 
-/// Whether a value is an array or a row with a type of one's own in it. It is told by its form: what is bound to a parameter need
+/// True if a value is an array or a row with a type of one's own in it. It is told by its form: what is bound to a parameter need
 /// not say of which type it is.
 pub fn holds_own_type(value: &[u8]) -> bool {
     holds_at(value, 0)

@@ -134,7 +134,7 @@ impl Roles {
         gone.map(revoke).collect()
     }
 
-    /// Whether the other server has both roles, and not this membership.
+    /// True if the other server has both roles, and not this membership.
     fn lacks(&self, one: &Membership) -> bool {
         let mut there = self.memberships.iter();
         let is_there = there.any(|other| other.role == one.role && other.member == one.member);

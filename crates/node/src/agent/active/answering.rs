@@ -68,7 +68,7 @@ async fn run(driver: Arc<MachineDriver>, postgres: StartOptions) {
     }
 }
 
-/// Whether it says anything, if only that there are too many clients.
+/// True if it says anything, if only that there are too many clients.
 async fn answers(postgres: &StartOptions, within: Duration) -> bool {
     let opening = Session::open(&postgres.run, postgres.port, &postgres.superuser);
     match tokio::time::timeout(within, opening).await {

@@ -85,7 +85,7 @@ async fn await_warm(server: &Server, to: Option<&NodeName>) {
     let _ = tokio::time::timeout(LEVEL_WITHIN, getting_level).await;
 }
 
-/// Whether there is a standby that could take over at once, and is the one that is named.
+/// True if there is a standby that could take over at once, and is the one that is named.
 pub(super) fn warm(server: &Server, to: Option<&NodeName>) -> std::result::Result<(), String> {
     let subscribers = server.subscribers();
     let mut warm = subscribers

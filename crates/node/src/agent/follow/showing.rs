@@ -49,7 +49,7 @@ impl Follower<'_> {
         Ok(())
     }
 
-    /// Whether the active's PostgreSQL has more connections, locks and so on than this one: redo would
+    /// True if the active's PostgreSQL has more connections, locks and so on than this one: redo would
     /// stand still, and a promotion be refused (N12 i).
     ///
     /// They change when the active's server starts, at the beginning of an epoch or again, and no log

@@ -123,7 +123,7 @@ impl BaseMover {
         }
     }
 
-    /// Whether no more log may be shown.
+    /// True if no more log may be shown.
     pub(super) fn is_holding(&self) -> bool {
         self.steps.is_holding()
     }

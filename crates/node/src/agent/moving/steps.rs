@@ -161,7 +161,7 @@ impl Steps {
         }
     }
 
-    /// Whether the log must not be shown further.
+    /// True if the log must not be shown further.
     pub fn is_holding(&self) -> bool {
         matches!(self.step, Step::Settling(_))
     }

@@ -54,7 +54,7 @@ pub(crate) async fn readable(storage: &Arc<dyn Storage>) -> Result<Forms> {
     }
 }
 
-/// Whether seals, journal and the control file of the last seal can be read.
+/// True if seals, journal and the control file of the last seal can be read.
 async fn understood(storage: &Arc<dyn Storage>, followed: Option<JournalTail>) -> Result<()> {
     let looked = async {
         let seals = seal::load_seals(storage).await?;

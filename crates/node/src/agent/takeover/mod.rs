@@ -320,7 +320,7 @@ async fn replay_to(standby: &Standby, end: Lsn) -> Result<()> {
     }
 }
 
-/// Whether replay moves within so long: by what PostgreSQL reports, or by where it reads the log. It reports nothing
+/// True if replay moves within so long: by what PostgreSQL reports, or by where it reads the log. It reports nothing
 /// before it has read all log that it finds in its directory, which may take longer on a slow machine.
 async fn moves(
     progress: &mut watch::Receiver<Option<Feedback>>,

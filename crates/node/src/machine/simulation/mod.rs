@@ -78,7 +78,7 @@ enum Word {
 }
 
 impl Word {
-    /// Whether somebody outside said it.
+    /// True if somebody outside said it.
     fn is_order(&self) -> bool {
         let failover = |ask: &Ask| matches!(ask, Ask::Failover { .. });
         match self {
@@ -303,7 +303,7 @@ impl World {
         Ok(())
     }
 
-    /// Whether a node reaches enough zones.
+    /// True if a node reaches enough zones.
     fn reaches(&self, node: usize) -> bool {
         let zones = (0..ZONES).filter(|zone| self.zones[*zone].up && self.links[node][*zone]);
         zones.count() >= zones::MAJORITY

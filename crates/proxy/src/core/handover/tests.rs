@@ -35,7 +35,7 @@ struct World {
     here: BTreeMap<ClientId, Here>,
     to_successor: VecDeque<Message>,
     to_predecessor: VecDeque<Heard>,
-    /// Whether the successor ends at some step.
+    /// True if the successor ends at some step.
     is_mortal: bool,
     /// What the successor does.
     is_alive: bool,

@@ -34,7 +34,7 @@ pub enum XidState {
 const BUILT: &str = "a message without zero bytes in its strings";
 
 impl Session {
-    /// Whether the id is worth asking for.
+    /// True if the id is worth asking for.
     pub(super) fn wants_xid(&self, cx: &Context<'_>) -> bool {
         let is_on_active = self
             .link

@@ -130,7 +130,7 @@ impl Session {
     }
 }
 
-/// Whether the unit does nothing but end the block.
+/// True if the unit does nothing but end the block.
 fn end_of(unit: &Unit) -> Option<End> {
     let mut parts = unit.facts.statements.iter().flat_map(|all| &all.parts);
     let end = match parts.next()?.kind {

@@ -236,7 +236,7 @@ impl Session {
         }
     }
 
-    /// Whether other sessions use the server in hand as well, so that names must not meet.
+    /// True if other sessions use the server in hand as well, so that names must not meet.
     pub(super) fn is_shared(&self, cx: &Context<'_>) -> bool {
         let is_standby = |link: &super::Server| matches!(link.role, Role::Standby(_));
         cx.rules.mode == PoolMode::Transaction || self.link.as_deref().is_some_and(is_standby)
@@ -413,7 +413,7 @@ fn put_parse(name: &str, prepared: &Prepared, out: &mut Out) {
     debug_assert!(out.server.has_remaining_mut());
 }
 
-/// Whether a statement may run in a transaction of the proxy's.
+/// True if a statement may run in a transaction of the proxy's.
 fn is_wrappable(statement: &Statement) -> bool {
     let is_plain = |kind: &Kind| matches!(kind, Kind::Write | Kind::Read | Kind::CopyIn);
     statement.only().is_some_and(|part| is_plain(&part.kind))

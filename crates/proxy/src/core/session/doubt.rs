@@ -67,7 +67,7 @@ impl Doubt {
         }
     }
 
-    /// Whether it may have run in an epoch that nobody here has heard of.
+    /// True if it may have run in an epoch that nobody here has heard of.
     pub fn needs_proof(&self, judged: Judgement) -> bool {
         let is_decided_by_label = judged == Judgement::NotCommitted;
         is_decided_by_label && !self.ran_on.is_certain && self.proof != Proof::There
@@ -115,7 +115,7 @@ impl Doubt {
         }
     }
 
-    /// Whether it may have run in a later epoch than its server was taken for.
+    /// True if it may have run in a later epoch than its server was taken for.
     fn may_have_run_later(&self, topology: &Topology) -> bool {
         let lost = &self.ran_on;
         !lost.is_certain && topology.may_have_been_later(lost.address.as_ref(), lost.epoch)

@@ -53,7 +53,7 @@ pub(super) enum Ending {
     Answer,
 }
 
-/// Whether these words are those of a server that cannot reach its files.
+/// True if these words are those of a server that cannot reach its files.
 fn is_storage(fields: &ErrorFields<'_>) -> bool {
     fields.code.starts_with(b"58") || fields.code == b"XX000" && ROUTINES.contains(&fields.routine)
 }
@@ -86,7 +86,7 @@ impl Session {
         }
     }
 
-    /// Whether an error that leaves the connection open is the word of a server that dies: its files are gone, and the client
+    /// True if an error that leaves the connection open is the word of a server that dies: its files are gone, and the client
     /// has named none of its own.
     pub(super) fn is_dying_word(&self, cx: &Context<'_>, fields: &ErrorFields<'_>) -> bool {
         let is_storage =
@@ -109,7 +109,7 @@ impl Session {
         !names_files && unit.losses < TRIES
     }
 
-    /// Whether the unit under way was lost so often that it had better end.
+    /// True if the unit under way was lost so often that it had better end.
     pub(super) fn is_lost_too_often(&self) -> bool {
         self.unit
             .as_deref()

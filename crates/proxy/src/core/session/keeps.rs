@@ -131,7 +131,7 @@ impl Keeps {
         }
     }
 
-    /// Whether the transaction has set this, and not taken it back.
+    /// True if the transaction has set this, and not taken it back.
     pub fn sets(&self, name: &str) -> bool {
         let last = self.pending.iter().rev().find_map(|entry| match entry {
             Pending::Effect(Effect::Set(Change::Set { name: of, .. })) => {
@@ -229,17 +229,17 @@ impl Keeps {
         self.bonds.iter().copied()
     }
 
-    /// Whether the session must keep the server it has.
+    /// True if the session must keep the server it has.
     pub fn is_bound(&self) -> bool {
         !self.bonds.is_empty() || !self.listens.is_empty() || !self.prepared.is_empty()
     }
 
-    /// Whether something of the session is lost with its server.
+    /// True if something of the session is lost with its server.
     pub fn cannot_move(&self) -> bool {
         !self.bonds.is_empty()
     }
 
-    /// Whether the session waits for notifications, which only a connection brings.
+    /// True if the session waits for notifications, which only a connection brings.
     pub fn listens(&self) -> bool {
         !self.listens.is_empty()
     }

@@ -203,7 +203,7 @@ impl Session {
         }
     }
 
-    /// Whether the transaction may have written anything.
+    /// True if the transaction may have written anything.
     fn has_written(&self, unit: &Unit) -> bool {
         unit.facts.writes || self.has_unasked_writes || self.xid != XidState::NotAsked
     }
@@ -397,12 +397,12 @@ impl Session {
         self.fail_unit(&refusal, out);
     }
 
-    /// Whether the transaction gets an id when it commits, though it may have none before.
+    /// True if the transaction gets an id when it commits, though it may have none before.
     fn notifies(&self) -> bool {
         self.has_notified || self.may_have_notified
     }
 
-    /// Whether what is lost may have acted where no rollback takes anything back.
+    /// True if what is lost may have acted where no rollback takes anything back.
     fn has_reached_out(&self) -> bool {
         let is_out =
             |unit: &Unit| unit.has_reached_out || unit.is_dispatched && unit.facts.reaches_out;
@@ -476,7 +476,7 @@ fn judge(cx: &Context<'_>, doubt: &Doubt, now: &Whereabouts) -> Judgement {
     doubt.judge(now, cx.topology)
 }
 
-/// Whether something of the unit may have committed, if its transaction has written.
+/// True if something of the unit may have committed, if its transaction has written.
 fn may_have_committed(unit: &Unit, has_written: bool) -> bool {
     if unit.is_implicit() {
         if unit.facts.copies_in && !unit.has_ended_copy && !unit.facts.goes_on {

@@ -142,13 +142,13 @@ pub struct Context<'a> {
 }
 
 impl Context<'_> {
-    /// Whether a rule does not hold: never, but in simulations.
+    /// True if a rule does not hold: never, but in simulations.
     #[cfg(test)]
     fn lacks(&self, flaw: Flaw) -> bool {
         self.rules.flaw == Some(flaw)
     }
 
-    /// Whether a rule does not hold: never.
+    /// True if a rule does not hold: never.
     #[cfg(not(test))]
     fn lacks(&self, _: Flaw) -> bool {
         false
@@ -361,12 +361,12 @@ impl Session {
         format!("{phase:?}, needs {required}, on {link:?}")
     }
 
-    /// Whether the client is between two transactions.
+    /// True if the client is between two transactions.
     pub fn is_idle(&self) -> bool {
         self.phase == Phase::Idle && self.status == b'I'
     }
 
-    /// Whether a server has begun something of this session that planned work must let end.
+    /// True if a server has begun something of this session that planned work must let end.
     pub fn has_begun(&self) -> bool {
         let is_under_way = matches!(
             self.phase,
@@ -375,17 +375,17 @@ impl Session {
         self.status != b'I' || is_under_way
     }
 
-    /// Whether the session waits for a server or a version.
+    /// True if the session waits for a server or a version.
     pub fn is_waiting(&self) -> bool {
         matches!(self.phase, Phase::Waiting(_))
     }
 
-    /// Whether the session waits for standbys to move on.
+    /// True if the session waits for standbys to move on.
     pub fn waits_for_version(&self) -> bool {
         matches!(self.phase, Phase::Waiting(Wait::Version(_)))
     }
 
-    /// Whether the session is over.
+    /// True if the session is over.
     pub fn is_closed(&self) -> bool {
         self.phase == Phase::Closed
     }
@@ -408,7 +408,7 @@ impl Session {
         }
     }
 
-    /// Whether the next message of the client can be taken.
+    /// True if the next message of the client can be taken.
     pub fn takes_client(&self) -> bool {
         match self.phase {
             Phase::Idle | Phase::Gathering => true,
@@ -461,7 +461,7 @@ impl Session {
             .unwrap_or(cx.rules.read)
     }
 
-    /// Whether open transactions of this session are run again.
+    /// True if open transactions of this session are run again.
     fn replays(&self, cx: &Context<'_>) -> bool {
         match self.keeps.settings.value("understudy.replay") {
             Some("off" | "false") => false,

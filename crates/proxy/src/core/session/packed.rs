@@ -111,14 +111,14 @@ impl PackedServer {
 }
 
 impl Packed {
-    /// Whether its connection goes along.
+    /// True if its connection goes along.
     pub fn is_linked(&self) -> bool {
         self.link.is_some()
     }
 }
 
 impl Session {
-    /// Whether another process can go on with it now: nothing is open, under way or owed.
+    /// True if another process can go on with it now: nothing is open, under way or owed.
     pub fn may_leave(&self, cx: &Context<'_>) -> bool {
         let is_between = self.status == b'I' || cx.lacks(Flaw::LeavesInTransaction);
         let is_linked_to_active = |link: &Server| link.epoch().is_some();
@@ -135,7 +135,7 @@ impl Session {
             && self.link.as_deref().is_none_or(is_linked_to_active)
     }
 
-    /// Whether it has something on its connection that would be lost, or missed, without it.
+    /// True if it has something on its connection that would be lost, or missed, without it.
     pub fn needs_its_connection(&self) -> bool {
         self.keeps.is_bound()
     }

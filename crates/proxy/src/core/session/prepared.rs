@@ -87,7 +87,7 @@ fn name_of(definition: &[u8], reading: u64) -> Box<str> {
     .into()
 }
 
-/// Whether a string in it may be a time that is told by a word. (`now()` is no string.)
+/// True if a string in it may be a time that is told by a word. (`now()` is no string.)
 fn names_a_moment(text: &[u8]) -> bool {
     const WORDS: [&[u8]; 4] = [b"now", b"today", b"tomorrow", b"yesterday"];
     let is_moment = |word: &[u8]| WORDS.iter().any(|one| word.eq_ignore_ascii_case(one));

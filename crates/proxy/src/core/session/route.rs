@@ -58,7 +58,7 @@ impl Session {
         out.effects.push(Effect::AskPosition);
     }
 
-    /// Whether it must be proved first that the active is active: one that was cut off or stood still shows
+    /// True if it must be proved first that the active is active: one that was cut off or stood still shows
     /// what is old. What a transaction writes is its own proof, when it commits; but a function that may write need not.
     fn needs_proof(&self, cx: &Context<'_>, unit: &Unit, mode: ReadMode) -> bool {
         let writes = match cx.lacks(Flaw::CallsAreProof) {
@@ -74,17 +74,17 @@ impl Session {
         }
     }
 
-    /// Whether the client asks for more than is proved to be there: an active that was cut off may not have it.
+    /// True if the client asks for more than is proved to be there: an active that was cut off may not have it.
     fn lacks_version(&self) -> bool {
         !self.seen.is_proved(self.least())
     }
 
-    /// Whether whatever active there is must not answer a read without proof that it is active.
+    /// True if whatever active there is must not answer a read without proof that it is active.
     pub(super) fn distrusts_active(&self, cx: &Context<'_>) -> bool {
         self.must_not_age(cx) || self.lacks_version()
     }
 
-    /// Whether the active must prove that it is active, for the session may have seen more than it has.
+    /// True if the active must prove that it is active, for the session may have seen more than it has.
     pub(super) fn must_not_age(&self, cx: &Context<'_>) -> bool {
         let may_be_ahead = self.seen.may_be_ahead_of(cx.topology.epoch);
         self.read_mode(cx) == ReadMode::Session && may_be_ahead
@@ -96,7 +96,7 @@ impl Session {
         text.and_then(parse_lsn).unwrap_or(Lsn::ZERO)
     }
 
-    /// Whether the unit is known to be read-only and may run where the session's server is not.
+    /// True if the unit is known to be read-only and may run where the session's server is not.
     fn may_read_elsewhere(&self, cx: &Context<'_>, unit: &Unit, mode: ReadMode) -> bool {
         if mode == ReadMode::Active
             || !unit.is_complete
@@ -128,7 +128,7 @@ impl Session {
             })
     }
 
-    /// Whether what the session has committed may not be in the log yet, so that no position tells of it.
+    /// True if what the session has committed may not be in the log yet, so that no position tells of it.
     fn may_lack_its_own(&self, cx: &Context<'_>, mode: ReadMode) -> bool {
         let setting = self.keeps.settings.value("synchronous_commit");
         let is_async = match setting {
@@ -379,14 +379,14 @@ impl Session {
         self.prepare(cx, out);
     }
 
-    /// Whether the active in hand is that of another epoch than when it was asked for, and may have less than the session saw.
+    /// True if the active in hand is that of another epoch than when it was asked for, and may have less than the session saw.
     fn has_met_another_active(&self, cx: &Context<'_>) -> bool {
         let epoch = self.link.as_deref().and_then(|link| link.epoch());
         let is_other = epoch.is_some_and(|epoch| self.seen.was_taken_for_other_than(epoch));
         is_other && self.read_mode(cx) == ReadMode::Session
     }
 
-    /// Whether the server in hand is the active, for a transaction that has not begun.
+    /// True if the server in hand is the active, for a transaction that has not begun.
     fn begins_on_active(&self) -> bool {
         let is_active = self
             .link
@@ -395,7 +395,7 @@ impl Session {
         is_active && self.status == b'I' && self.replay.is_none() && self.in_doubt.is_none()
     }
 
-    /// Whether the server in hand has what the read must see.
+    /// True if the server in hand has what the read must see.
     fn judge_standby(&self, cx: &Context<'_>) -> Standing {
         let Some(link) = &self.link else {
             return Standing::Good;
@@ -484,19 +484,19 @@ impl Session {
     }
 }
 
-/// Whether something of the unit has come, and nobody has seen to it.
+/// True if something of the unit has come, and nobody has seen to it.
 fn is_unanswered(unit: &Unit) -> bool {
     !unit.skips && !unit.noted.is_empty()
 }
 
-/// Whether commits wait until they are durable with this value of `synchronous_commit`.
+/// True if commits wait until they are durable with this value of `synchronous_commit`.
 pub(super) fn commits_wait(value: &str) -> bool {
     !["off", "false", "no", "0"]
         .iter()
         .any(|off| value.eq_ignore_ascii_case(off))
 }
 
-/// Whether the unit does nothing else: it reads nothing, and may be what takes back what was asked for.
+/// True if the unit does nothing else: it reads nothing, and may be what takes back what was asked for.
 fn changes_settings(unit: &Unit) -> bool {
     let mut parts = unit.facts.statements.iter().flat_map(|all| &all.parts);
     parts.all(|part| part.kind == Kind::Session && !part.effects.is_empty())

@@ -158,7 +158,7 @@ impl Held {
         self.used.clear();
     }
 
-    /// Whether the server has it.
+    /// True if the server has it.
     pub fn contains(&self, name: &str) -> bool {
         self.used.contains_key(name)
     }

@@ -30,7 +30,7 @@ pub enum To {
 }
 
 impl To {
-    /// Whether the client sees it.
+    /// True if the client sees it.
     pub fn is_clients(self) -> bool {
         matches!(self, To::Client | To::Wrapped | To::Commit)
     }
@@ -107,7 +107,7 @@ impl Slots {
         }
     }
 
-    /// Whether nothing is due.
+    /// True if nothing is due.
     pub fn is_empty(&self) -> bool {
         self.0.is_empty()
     }

@@ -11,7 +11,7 @@ use super::{Context, Effect, Out, Phase, Role, Server, Session};
 pub const READ_ONLY: &[u8] = b"25006";
 
 impl Session {
-    /// Whether the messages that were noted must not go to the standby in hand, which others have next.
+    /// True if the messages that were noted must not go to the standby in hand, which others have next.
     pub(super) fn is_too_much_for_standby(&self, cx: &Context<'_>) -> bool {
         let is_standby = |link: &Server| link.epoch().is_none();
         let noted = self.unit.iter().flat_map(|unit| &unit.noted);
@@ -27,7 +27,7 @@ impl Session {
         self.link.as_deref().is_some_and(is_standby) && parts.any(is_for_active)
     }
 
-    /// Whether an error tells that this is nothing for a standby, or not now.
+    /// True if an error tells that this is nothing for a standby, or not now.
     pub(super) fn moves_to_active(&self, code: &[u8]) -> bool {
         let is_standby = |link: &Server| matches!(link.role, Role::Standby(_));
         let is_moving = matches!(code, b"0A000" | b"40001" | b"40P01" | b"55000");

@@ -147,7 +147,7 @@ pub struct Unit {
     pub has_reached_out: bool,
     /// How often its server was lost.
     pub losses: u8,
-    /// Whether its commit waited until it was durable.
+    /// True if its commit waited until it was durable.
     pub durability: Durability,
     /// What the client was due when the server was lost.
     pub due: Vec<Ask>,
@@ -202,17 +202,17 @@ impl Unit {
         facts.statements.push(statement.clone());
     }
 
-    /// Whether it is a transaction by itself.
+    /// True if it is a transaction by itself.
     pub fn is_implicit(&self) -> bool {
         self.began_in == b'I' && self.facts.begins.is_none()
     }
 
-    /// Whether its client has had something of its answer.
+    /// True if its client has had something of its answer.
     pub fn has_answered(&self) -> bool {
         self.answered.frames > 0 || self.is_streamed
     }
 
-    /// Whether it commits a transaction block.
+    /// True if it commits a transaction block.
     pub fn commits(&self) -> bool {
         self.commits || self.facts.commits
     }

@@ -74,7 +74,7 @@ impl Session {
         self.link.as_deref().map(std::ptr::from_ref)
     }
 
-    /// Whether a message that is not all there may go to the client already.
+    /// True if a message that is not all there may go to the client already.
     fn may_stream(&mut self, tag: u8, len: usize) -> bool {
         let to = self.slots.front().map(|slot| slot.to);
         let is_clients = matches!(to, Some(To::Client | To::Wrapped));

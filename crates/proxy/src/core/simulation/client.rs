@@ -78,7 +78,7 @@ impl Op {
 }
 
 impl Op {
-    /// Whether this is what a server says when it has done it.
+    /// True if this is what a server says when it has done it.
     fn is_done_by(&self, tag: &str) -> bool {
         let begins = match self {
             Op::Begin | Op::BeginReadOnly => "BEGIN",

@@ -80,7 +80,7 @@ impl Statements {
         statement
     }
 
-    /// Whether reading `text` takes so long that it had better be done elsewhere first ([`Statements::learn`]).
+    /// True if reading `text` takes so long that it had better be done elsewhere first ([`Statements::learn`]).
     pub fn is_long(&self, text: &[u8]) -> bool {
         text.len() >= LONG_BYTES && {
             let key = xxh3_128(text).to_be_bytes();
@@ -174,7 +174,7 @@ fn parse(text: &[u8], shape: &Shape) -> Statement {
     statement
 }
 
-/// Whether another text of the same shape may do something else.
+/// True if another text of the same shape may do something else.
 fn depends_on_literals(statement: &Statement) -> bool {
     statement.parts.iter().any(|part| {
         let keeps_text = part

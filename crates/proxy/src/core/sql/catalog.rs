@@ -254,7 +254,7 @@ impl Catalog {
         }
     }
 
-    /// Whether it is a volatile function that leaves nothing which a rollback does not take away.
+    /// True if it is a volatile function that leaves nothing which a rollback does not take away.
     fn is_tame(&self, name: &str) -> bool {
         HARMLESS.contains(&name)
             || REPEATABLE.contains(&name)
@@ -264,7 +264,7 @@ impl Catalog {
             || name.starts_with("pg_try_advisory_")
     }
 
-    /// Whether `name` is a harmless function, and nobody else has made one of that name.
+    /// True if `name` is a harmless function, and nobody else has made one of that name.
     fn is_harmless(&self, name: &str) -> bool {
         let is_settled = match self.functions.get(name) {
             Some(function) => function.is_settled,
@@ -273,21 +273,21 @@ impl Catalog {
         is_settled && HARMLESS.contains(&name)
     }
 
-    /// Whether a call of `name` may write, also if the catalog has changed since it was read.
+    /// True if a call of `name` may write, also if the catalog has changed since it was read.
     pub fn may_write(&self, name: &str) -> bool {
         let is_reading = |function: &Function| function.is_settled && !function.is_volatile;
         let reads = self.functions.get(name).is_some_and(is_reading);
         !(self.is_harmless(name) || reads && !EXECUTES_TEXT.contains(&name))
     }
 
-    /// Whether a call of `name` may run on a standby: it is stable or immutable, or one of those volatile
+    /// True if a call of `name` may run on a standby: it is stable or immutable, or one of those volatile
     /// ones of PostgreSQL that only tell the time or a random number.
     pub fn may_run_on_standby(&self, name: &str) -> bool {
         let is_stable = |function: &Function| !function.is_volatile;
         self.is_harmless(name) || self.functions.get(name).is_some_and(is_stable)
     }
 
-    /// Whether a call of `name` leaves no trace that a rollback does not take away, so that the transaction
+    /// True if a call of `name` leaves no trace that a rollback does not take away, so that the transaction
     /// may be run again.
     pub fn may_run_again(&self, name: &str) -> bool {
         let is_settled = match self.functions.get(name) {
@@ -298,7 +298,7 @@ impl Catalog {
             || self.may_run_on_standby(name)
     }
 
-    /// Whether a statement leaves something on its connection of which only the server knows, so that a standby must not run it.
+    /// True if a statement leaves something on its connection of which only the server knows, so that a standby must not run it.
     pub fn is_for_active(&self, part: &Part) -> bool {
         let is_unread = matches!(part.kind, Kind::Opaque { .. });
         let verdict = self.judge(part);

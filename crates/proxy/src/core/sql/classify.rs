@@ -224,7 +224,7 @@ fn kind(node: &Tree, text: &str, effects: &mut Vec<Effect>) -> Kind {
     }
 }
 
-/// Whether it does what its text does not say: it runs code, or a statement that was prepared before.
+/// True if it does what its text does not say: it runs code, or a statement that was prepared before.
 fn runs_unseen(node: &Tree) -> bool {
     match node {
         Tree::DoStmt(_) | Tree::CallStmt(_) | Tree::ExecuteStmt(_) | Tree::LoadStmt(_) => true,
@@ -234,12 +234,12 @@ fn runs_unseen(node: &Tree) -> bool {
     }
 }
 
-/// Whether it acts outside of the database: on a file or by a program of the server.
+/// True if it acts outside of the database: on a file or by a program of the server.
 fn acts_outside(node: &Tree) -> bool {
     matches!(node, Tree::CopyStmt(copy) if copy.is_program || !copy.filename.is_empty())
 }
 
-/// Whether it sets that commits do not wait, be it for a transaction only.
+/// True if it sets that commits do not wait, be it for a transaction only.
 fn commits_async(node: &Tree) -> bool {
     let Tree::VariableSetStmt(set) = node else {
         return false;
@@ -257,7 +257,7 @@ fn commits_async(node: &Tree) -> bool {
         })
 }
 
-/// Whether it changes what the catalog says of functions and whatever calls them.
+/// True if it changes what the catalog says of functions and whatever calls them.
 fn defines(node: &Tree) -> bool {
     !matches!(
         node,

@@ -36,12 +36,12 @@ pub enum Kind {
     Begin(Begin),
     /// `COMMIT`, `END`; with `AND CHAIN` another transaction begins.
     Commit {
-        /// Whether another transaction begins at once.
+        /// True if another transaction begins at once.
         chain: bool,
     },
     /// `ROLLBACK`, `ABORT`.
     Rollback {
-        /// Whether another transaction begins at once.
+        /// True if another transaction begins at once.
         chain: bool,
     },
     /// `SAVEPOINT`.
@@ -198,7 +198,7 @@ impl Statement {
 }
 
 impl Part {
-    /// Whether it ends a transaction block, as far as anybody can tell.
+    /// True if it ends a transaction block, as far as anybody can tell.
     pub fn may_end(&self) -> bool {
         matches!(
             self.kind,
@@ -209,12 +209,12 @@ impl Part {
         )
     }
 
-    /// Whether it queues a notification by itself.
+    /// True if it queues a notification by itself.
     pub fn notifies(&self) -> bool {
         self.calls.iter().any(|name| calls::notifies(name))
     }
 
-    /// Whether settings may be others behind it, be it for a transaction only.
+    /// True if settings may be others behind it, be it for a transaction only.
     pub fn may_set(&self) -> bool {
         let is_plain = matches!(
             self.kind,
@@ -229,7 +229,7 @@ impl Part {
         !is_plain || self.calls.iter().any(|name| calls::sets(name))
     }
 
-    /// Whether another transaction may begin at once where it ends one.
+    /// True if another transaction may begin at once where it ends one.
     pub fn may_chain(&self) -> bool {
         matches!(
             self.kind,
@@ -239,7 +239,7 @@ impl Part {
         )
     }
 
-    /// Whether it must not run on a standby, whatever its transaction says: it leaves something on its connection, or takes
+    /// True if it must not run on a standby, whatever its transaction says: it leaves something on its connection, or takes
     /// something away from it, or takes a lock of which the active would not know.
     pub fn is_for_active(&self) -> bool {
         let leaves_something = |effect: &Effect| {
@@ -252,7 +252,7 @@ impl Part {
             || self.calls.iter().any(|name| calls::is_about_locks(name))
     }
 
-    /// Whether it may write, apart from what functions do that it calls.
+    /// True if it may write, apart from what functions do that it calls.
     pub fn writes(&self) -> bool {
         !matches!(
             self.kind,

@@ -69,14 +69,14 @@ impl Words {
         }
     }
 
-    /// Whether one of `words`, which are in upper case, is there as a token; where it cannot be told what a literal is,
+    /// True if one of `words`, which are in upper case, is there as a token; where it cannot be told what a literal is,
     /// anywhere.
     pub fn have(&self, words: &[&str]) -> bool {
         let mut all = self.tokens.split(|&byte| !is_word(byte));
         all.any(|found| is_one_of(found, words))
     }
 
-    /// Whether a statement begins with one of `words`, which are in upper case; where it cannot be told what a literal is,
+    /// True if a statement begins with one of `words`, which are in upper case; where it cannot be told what a literal is,
     /// whether it is there at all.
     pub fn begin_with(&self, words: &[&str]) -> bool {
         if !self.has_shape {

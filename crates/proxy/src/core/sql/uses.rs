@@ -75,13 +75,13 @@ pub struct Found {
     pub uses: Uses,
 }
 
-/// Whether a schema is the session's own. (One with a number is that of some session: this one's, or nothing can be made in it.)
+/// True if a schema is the session's own. (One with a number is that of some session: this one's, or nothing can be made in it.)
 fn is_temporary_schema(name: &str) -> bool {
     let is_number = |text: &str| text.bytes().all(|byte| byte.is_ascii_digit());
     name == "pg_temp" || name.strip_prefix("pg_temp_").is_some_and(is_number)
 }
 
-/// Whether a relation is the session's own, by its persistence or the schema that it is made in.
+/// True if a relation is the session's own, by its persistence or the schema that it is made in.
 pub fn is_temporary(persistence: &str, schema: &str) -> bool {
     persistence == "t" || is_temporary_schema(schema)
 }

@@ -153,7 +153,7 @@ const CUSTOM: &str = "WITH own AS (SELECT p.oid, coalesce(p.prosrc, '') || ' ' |
     UNION SELECT DISTINCT lower(pg_catalog.split_part(c, '=', 1)), false \
         FROM pg_catalog.pg_db_role_setting, LATERAL pg_catalog.unnest(setconfig) c WHERE c LIKE '%.%=%'";
 
-/// Whether commits of anybody may not wait until they are durable, by the configuration, a database or a role.
+/// True if commits of anybody may not wait until they are durable, by the configuration, a database or a role.
 const COMMITS_ASYNC: &str = "SELECT pg_catalog.current_setting('synchronous_commit') = 'off' \
     OR EXISTS (SELECT FROM pg_catalog.pg_db_role_setting, LATERAL pg_catalog.unnest(setconfig) c \
         WHERE c ~* '^synchronous_commit=(off|false|no|0)$') \

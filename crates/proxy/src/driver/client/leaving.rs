@@ -31,7 +31,7 @@ impl Client {
         !(self.socket.is_encrypted() || is_kept && self.session.needs_its_connection())
     }
 
-    /// Whether it is between two transactions, and nothing is on its way to or from a server.
+    /// True if it is between two transactions, and nothing is on its way to or from a server.
     pub(super) fn can_leave_now(&self) -> bool {
         let is_quiet = |held: &Held| held.conn.is_quiet();
         let is_at_rest = self.acquiring.is_none()

@@ -275,7 +275,7 @@ impl Handover {
         Guest(self.guests.clone())
     }
 
-    /// Whether it stays for nobody but clients.
+    /// True if it stays for nobody but clients.
     fn has_no_guests(&self) -> bool {
         Arc::strong_count(&self.guests) == 1
     }

@@ -60,7 +60,7 @@ pub fn read_startup(minor: u32, mut body: &[u8]) -> Result<Startup, Refusal> {
     Ok(startup)
 }
 
-/// Whether the connection is to replicate.
+/// True if the connection is to replicate.
 pub fn replicates(parameters: &[(String, String)]) -> bool {
     let asks = |(name, value): &(String, String)| {
         name == "replication" && !matches!(value.as_str(), "false" | "off" | "no" | "0")

@@ -58,7 +58,7 @@ async fn answer(State(hosts): State<Arc<Hosts>>, uri: Uri) -> Response {
     }
 }
 
-/// Whether a check holds of a host; one that does not answer holds none.
+/// True if a check holds of a host; one that does not answer holds none.
 fn check(path: &str, status: Option<&Status>) -> StatusCode {
     let is = |role: &str| status.is_some_and(|status| status.role == role);
     let holds = match path {

@@ -13,7 +13,7 @@ pub struct Act {
     pub database: Option<&'static str>,
     /// What the new active says instead, where a crash takes something away.
     pub after: Option<&'static str>,
-    /// Whether a standby can be asked.
+    /// True if a standby can be asked.
     pub on_standby: bool,
     /// Statements for the new active: it must be able to go on.
     pub goes_on: &'static [&'static str],

@@ -81,7 +81,7 @@ impl Guest {
         }
     }
 
-    /// Whether a commit is in memory, as a client would see it.
+    /// True if a commit is in memory, as a client would see it.
     pub fn has(&self, id: u64) -> bool {
         self.pages
             .get(&(id % PAGES))

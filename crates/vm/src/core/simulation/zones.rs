@@ -28,7 +28,7 @@ pub struct Zones {
 }
 
 impl Zones {
-    /// Whether the record says that this host runs the machine.
+    /// True if the record says that this host runs the machine.
     pub fn names_active(&self, who: &Who) -> bool {
         self.record
             .as_ref()

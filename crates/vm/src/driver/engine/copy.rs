@@ -75,7 +75,7 @@ impl Engine {
         Ok(())
     }
 
-    /// Whether all of it was sent, and nobody wants an end.
+    /// True if all of it was sent, and nobody wants an end.
     fn copy_disk(&mut self, copy: &Copy<'_>) -> Result<bool> {
         let unreadable = || system("the disk cannot be read");
         let mut at = 0;

@@ -23,7 +23,7 @@ pub struct Ready {
     command: &'static str,
     arguments: Value,
     within: Duration,
-    /// Whether QEMU has all but the end.
+    /// True if QEMU has all but the end.
     is_ready: bool,
     /// When the answer is late, if one is waited for.
     deadline: Option<Instant>,
@@ -88,7 +88,7 @@ impl Ready {
         self.send(END, deadline)
     }
 
-    /// Whether it was begun, and nobody has waited for the answer.
+    /// True if it was begun, and nobody has waited for the answer.
     pub fn is_begun(&self) -> bool {
         self.deadline.is_some()
     }

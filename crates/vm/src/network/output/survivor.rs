@@ -187,7 +187,7 @@ impl Output {
         frames
     }
 
-    /// Whether [`tick`](Output::tick) has something to do.
+    /// True if [`tick`](Output::tick) has something to do.
     pub fn is_settling(&self) -> bool {
         !self.probed.is_empty()
     }

@@ -33,7 +33,7 @@ pub(super) struct Checkpoint {
 }
 
 impl Checkpoint {
-    /// Whether its record is synced, and the cut comes next.
+    /// True if its record is synced, and the cut comes next.
     pub fn is_about_to_cut(&self) -> bool {
         matches!(self.phase, Phase::Control { cut: None, .. })
     }
@@ -167,13 +167,13 @@ impl Active {
         Ok(())
     }
 
-    /// Whether a relation or its database is locked.
+    /// True if a relation or its database is locked.
     pub fn is_busy(&self, rel: Rel) -> bool {
         let holds = |t: &Task| t.rel == Some(rel) || t.dbs.contains(&rel.db);
         self.tasks.iter().any(holds)
     }
 
-    /// Whether anybody works in a database.
+    /// True if anybody works in a database.
     pub fn is_database_busy(&self, db: u8) -> bool {
         let works = |t: &Task| t.rel.is_some_and(|rel| rel.db == db) || t.dbs.contains(&db);
         self.tasks.iter().any(works)

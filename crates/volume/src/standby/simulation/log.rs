@@ -71,7 +71,7 @@ pub(super) enum Record {
     },
 }
 
-/// Whether anybody may look.
+/// True if anybody may look.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Standing {
     /// Its transaction is under way.
@@ -109,13 +109,13 @@ impl Truth {
         truth
     }
 
-    /// Whether queries may look at a relation.
+    /// True if queries may look at a relation.
     pub fn is_live(&self, rel: Rel) -> bool {
         self.databases.get(&rel.db) == Some(&Standing::Committed)
             && self.relations.get(&rel).is_some_and(|r| r.committed)
     }
 
-    /// Whether queries may look at a relation that a record up to `lsn` made.
+    /// True if queries may look at a relation that a record up to `lsn` made.
     pub fn is_live_since(&self, rel: Rel, lsn: u64) -> bool {
         self.is_live(rel) && self.relations[&rel].made <= lsn
     }

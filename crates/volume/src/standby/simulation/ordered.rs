@@ -120,7 +120,7 @@ impl Synced {
         }
     }
 
-    /// Whether a seal with this W may be stated.
+    /// True if a seal with this W may be stated.
     pub fn may_seal(&self, end: u64) -> bool {
         self.flaw == Some(Flaw::SealedBeforeItsLog) || end <= self.syncs.durable().0
     }

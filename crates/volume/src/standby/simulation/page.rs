@@ -117,7 +117,7 @@ impl Page {
         }
     }
 
-    /// Whether the log says the same of both.
+    /// True if the log says the same of both.
     pub fn same(&self, other: &Page) -> bool {
         (self.lsn, self.body) == (other.lsn, other.body)
     }

@@ -417,7 +417,7 @@ impl Schedule {
     }
 
     /// The active dies, and a standby takes over; that may die as well, at any point (section 5).
-    /// Whether there was one to take over.
+    /// True if there was one to take over.
     async fn take_over(&mut self) -> Held<bool> {
         let synced = &self.active.synced;
         let (landed, inserted) = (synced.landed(), self.active.log.len() as u64);
@@ -451,7 +451,7 @@ impl Schedule {
         }
     }
 
-    /// Whether the standby got as far as being the active.
+    /// True if the standby got as far as being the active.
     async fn take_over_with(&mut self, mut standby: Standby) -> Held<bool> {
         let storage = self.cluster.client();
         storage.own_epoch(&standby.node).await.map_err(wrap)?;

@@ -84,7 +84,7 @@ pub(super) struct Attach<'a> {
     pub leaked: &'a BTreeSet<Rel>,
     /// Claims everything.
     pub claim: ClaimWatch,
-    /// Whether it may sleep, and so goes by its claim.
+    /// True if it may sleep, and so goes by its claim.
     pub may_sleep: bool,
 }
 
@@ -409,7 +409,7 @@ impl Standby {
         }
     }
 
-    /// Whether what happened to it is what becomes of one whose claim was given up: it noticed.
+    /// True if what happened to it is what becomes of one whose claim was given up: it noticed.
     pub fn noticed(&self, broken: &Broken) -> bool {
         self.forgotten && broken.what.contains(&Error::ClaimLost.to_string())
     }

@@ -53,14 +53,14 @@ pub(super) struct Task {
 }
 
 impl Task {
-    /// Whether it is at something that a checkpoint may come between, with bad consequences: pages logged
+    /// True if it is at something that a checkpoint may come between, with bad consequences: pages logged
     /// and not written yet (N2), a directory that is removed before the log says so (N8).
     pub fn is_exposed(&self) -> bool {
         let next = self.steps.front();
         matches!(next, Some(Step::BulkWrite { .. } | Step::RemoveNext(_)))
     }
 
-    /// Whether it is at something that the next checkpoint's image may have a part of: changes of what it made,
+    /// True if it is at something that the next checkpoint's image may have a part of: changes of what it made,
     /// a directory that is copied.
     pub fn is_unfinished(&self) -> bool {
         let next = self.steps.front();

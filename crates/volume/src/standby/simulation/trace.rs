@@ -6,7 +6,7 @@ thread_local! {
     static PRINTS: Cell<bool> = const { Cell::new(false) };
 }
 
-/// Whether histories of this thread are printed.
+/// True if histories of this thread are printed.
 pub(super) fn print(prints: bool) {
     PRINTS.set(prints);
 }

@@ -273,7 +273,7 @@ impl Active {
         Ok(())
     }
 
-    /// Whether a backend waits for a checkpoint.
+    /// True if a backend waits for a checkpoint.
     pub fn wants_checkpoint(&self) -> bool {
         let waits = |t: &Task| matches!(t.steps.front(), Some(Step::AwaitCheckpoint(Some(_))));
         self.tasks.iter().any(waits)

@@ -26,12 +26,12 @@ impl Links {
         self.link(replica).missed_unknown = 0;
     }
 
-    /// Whether more was missed than could be remembered: only a scrub finds it.
+    /// True if more was missed than could be remembered: only a scrub finds it.
     pub fn misses_unknown(&self, replica: ReplicaId) -> bool {
         self.links[usize::from(replica.0)].missed_unknown > 0
     }
 
-    /// Whether nothing that the replica misses is known, or on its way to it.
+    /// True if nothing that the replica misses is known, or on its way to it.
     pub fn is_mended(&self, replica: ReplicaId) -> bool {
         let link = &self.links[usize::from(replica.0)];
         let repair = |f: &InFlight| matches!(f.what, Sent::Repair(..));

@@ -99,7 +99,7 @@ impl Links {
         &self.links[usize::from(replica.0)].address
     }
 
-    /// Whether the store that answered is the one that belongs there.
+    /// True if the store that answered is the one that belongs there.
     ///
     /// # Errors
     /// `Conflict` if it is another one.
@@ -138,7 +138,7 @@ impl Links {
         Ok(())
     }
 
-    /// Whether another store answers where this replica was before.
+    /// True if another store answers where this replica was before.
     pub fn is_another(&self, replica: ReplicaId, store: Option<StoreId>) -> bool {
         let known = self.links[usize::from(replica.0)].store;
         known

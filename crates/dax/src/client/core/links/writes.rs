@@ -37,7 +37,7 @@ impl Links {
         }
     }
 
-    /// Whether nobody needs what is queued for the replica yet: it can wait for the next tick.
+    /// True if nobody needs what is queued for the replica yet: it can wait for the next tick.
     pub fn can_wait(&self, replica: ReplicaId) -> bool {
         let link = &self.links[usize::from(replica.0)];
         match self.lazy.contains(replica) {
@@ -247,7 +247,7 @@ impl Links {
 }
 
 impl Link {
-    /// Whether the replica has what a write of this entry begins with, as far as known. One that was left out is what the
+    /// True if the replica has what a write of this entry begins with, as far as known. One that was left out is what the
     /// next one of its block begins with.
     fn has_base(&mut self, entry: &Entry, base: &Base) -> bool {
         let left_out = base.generation == entry.generation && self.skipped.remove(&entry.key);

@@ -240,7 +240,7 @@ impl Harness {
             .count()
     }
 
-    /// Whether such a request waits for delivery to a replica.
+    /// True if such a request waits for delivery to a replica.
     pub fn asked(&self, replica: usize, such: impl Fn(&Request) -> bool) -> bool {
         self.outbox[replica]
             .iter()

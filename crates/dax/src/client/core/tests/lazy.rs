@@ -131,7 +131,7 @@ fn be_late(d: &mut Harness) {
     d.run();
 }
 
-/// Whether replica 1 is one of those that everything waits for.
+/// True if replica 1 is one of those that everything waits for.
 fn is_counted_on(d: &mut Harness) -> bool {
     d.write(0, SINGLE, 2);
     d.start(Call::Sync(SyncScope::Volume));

@@ -118,7 +118,7 @@ impl Peer {
             .map_or(Version::ZERO, |m| m.version)
     }
 
-    /// Whether the client may count the answer to this.
+    /// True if the client may count the answer to this.
     fn may_count(&self, conn: ConnId, request: &Request) -> bool {
         let counts = match request {
             Request::Read { .. }
@@ -377,7 +377,7 @@ impl Peer {
         }
     }
 
-    /// Whether the disk does not read what is stored there.
+    /// True if the disk does not read what is stored there.
     fn is_bad(&self, key: BlockKey, generation: Generation) -> bool {
         let slot = (key, generation);
         self.bad.contains(&slot) && self.blocks.contains_key(&slot)

@@ -48,7 +48,7 @@ impl Distance {
         }
     }
 
-    /// Whether it was ever measured.
+    /// True if it was ever measured.
     pub(super) fn is_known(&self) -> bool {
         self.known.is_some()
     }

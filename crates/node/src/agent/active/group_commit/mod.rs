@@ -95,7 +95,7 @@ struct Pace {
 }
 
 impl Pace {
-    /// Whether enough was flushed in the last whole second.
+    /// True if enough was flushed in the last whole second.
     fn is_busy(&mut self, flushes: u64, passed: Duration) -> bool {
         self.passed += passed;
         if self.passed >= LOOK_EVERY {

@@ -27,7 +27,7 @@ struct Load {
     processor_ms: f64,
     /// What it takes besides: up to this.
     statements_ms: f64,
-    /// Whether the WAL writer flushes for itself at times.
+    /// True if the WAL writer flushes for itself at times.
     background: bool,
 }
 

@@ -89,7 +89,7 @@ impl Driver {
         }
     }
 
-    /// Whether what is told is of something that still counts.
+    /// True if what is told is of something that still counts.
     pub(super) fn counts(&self, of: Of) -> bool {
         match of {
             Of::Connection => true,
@@ -123,7 +123,7 @@ impl Driver {
         }
     }
 
-    /// Whether the connection stands, and whether to wait for it no longer.
+    /// True if the connection stands, and whether to wait for it no longer.
     pub(super) fn note(&mut self, event: &Event) {
         match event {
             Event::Streams => self.patience.streams(),

@@ -44,7 +44,7 @@ const LOOK_EVERY: Duration = Duration::from_millis(500);
 /// For the node's status.
 #[derive(Debug, Default, Clone, PartialEq, Eq, Serialize)]
 pub(super) struct LogTold {
-    /// Whether syncs are answered before they are durable.
+    /// True if syncs are answered before they are durable.
     ordered: bool,
     /// Why not, though it is wanted.
     why_strict: Option<String>,

@@ -141,7 +141,7 @@ mod tests {
         (place.unwrap(), served)
     }
 
-    /// Whether the agent has left a place, which it does with a word.
+    /// True if the agent has left a place, which it does with a word.
     async fn is_left(served: &mut UnixStream) -> bool {
         let mut word = [0; 1];
         let read = tokio::time::timeout(Duration::from_millis(200), served.read(&mut word));

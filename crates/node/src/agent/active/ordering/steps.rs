@@ -116,7 +116,7 @@ impl Steps {
         self.stage
     }
 
-    /// Whether the server is to stop, or has.
+    /// True if the server is to stop, or has.
     pub(super) fn stops(self) -> bool {
         matches!(self.stage, Stage::Settling | Stage::Leaving | Stage::Over)
     }
