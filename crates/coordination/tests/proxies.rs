@@ -11,9 +11,8 @@ use coordination::channel::{
     Handler, Identity, News, Notice, Party, Position, PositionSource, ProxyReport, Request, Server,
     Serving, StandbySeen, Watching, watch,
 };
-use coordination::config::Tags;
 use coordination::records::{
-    ActiveState, Heartbeat, Horizon, Incarnation, Member, MemberState, Record, Role, ServerFacts,
+    ActiveState, Heartbeat, Horizon, Incarnation, Member, MemberState, Record,
 };
 use dax::ids::{Epoch, NodeName, VolumeName};
 use dax::memory::MemoryCluster;
@@ -105,21 +104,12 @@ fn serving(node: &str, epoch: u32) -> Serving {
 }
 
 async fn register(registry: &dyn Storage, node: &str, channel: &Address) {
+    let postgres = format!("{node}:5432").parse().unwrap();
+    let incarnation = Incarnation("1".into());
     let member = Member {
-        name: name(node),
-        role: Role::Standby,
         state: MemberState::Warm,
-        incarnation: Incarnation("1".into()),
-        postgres: format!("{node}:5432").parse().unwrap(),
-        channel: channel.clone(),
-        rest: None,
-        tags: Tags::default(),
-        received: Lsn::ZERO,
-        applied: Lsn::ZERO,
-        server: ServerFacts::default(),
-        reads: dax::forms::Forms::default(),
-        control: 0,
         updated: 1,
+        ..Member::starting(name(node), incarnation, postgres, channel.clone())
     };
     member.store(registry).await.unwrap();
 }

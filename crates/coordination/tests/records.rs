@@ -9,8 +9,8 @@ use coordination::address::Address;
 use coordination::config::Tags;
 use coordination::records::{
     ActiveState, Cause, Cluster, Decider, Heartbeat, HistoryEntry, Horizon, Incarnation, Lsns,
-    Member, MemberState, OldActive, PhaseTiming, Record, RecordError, Role, ServerFacts,
-    append_history, read_history,
+    Member, MemberState, OldActive, PhaseTiming, Record, RecordError, Role, append_history,
+    read_history,
 };
 use dax::ids::{Epoch, NodeName};
 use dax::memory::{MemoryCluster, MemoryStorage};
@@ -136,23 +136,21 @@ async fn members_are_listed_and_an_unreadable_one_hides_no_other() {
     let cluster = MemoryCluster::new(VolumeSettings::default());
     let storage = cluster.client();
     let member = |who: &str| Member {
-        name: name(who),
         role: Role::Standby,
         state: MemberState::Warm,
-        incarnation: Incarnation("1".into()),
-        postgres: "127.0.0.1:5432".parse().unwrap(),
-        channel: Address::Unix("/run/u/a".into()),
-        rest: None,
         tags: Tags {
             zone: Some(2),
             ..Tags::default()
         },
         received: Lsn(7),
         applied: Lsn(6),
-        server: ServerFacts::default(),
-        reads: dax::forms::Forms::default(),
-        control: 0,
         updated: 1,
+        ..Member::starting(
+            name(who),
+            Incarnation("1".into()),
+            "127.0.0.1:5432".parse().unwrap(),
+            Address::Unix("/run/u/a".into()),
+        )
     };
     // Nodes own no epoch.
     member("a").store(&*storage).await.unwrap();

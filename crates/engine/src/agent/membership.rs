@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use coordination::address::Address;
-use coordination::records::{Control, Member, Record, ServerFacts};
+use coordination::records::{Control, Libraries, Member, Record, ServerFacts};
 use tokio::task::JoinHandle;
 use volume::lsn::Lsn;
 
@@ -80,6 +80,9 @@ async fn write(context: &Context, updated: u64) -> Result<()> {
         received: Lsn::ZERO,
         applied: Lsn::ZERO,
         server: ServerFacts::default(),
+        libraries: Libraries::default(),
+        misfit: None,
+        reads: dax::forms::Forms::NEWEST,
         control: context.control.lock().version,
         updated,
     };

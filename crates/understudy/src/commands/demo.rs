@@ -9,8 +9,9 @@ use crate::cli::VmProtection;
 use crate::demo::hosted;
 #[cfg(feature = "vm")]
 use crate::demo::machine;
+use crate::demo::needs::{self, Show};
 use crate::demo::{self, Options, mirrored, rounds, timeline};
-use crate::exit::{Code, not_built};
+use crate::exit::{Code, Failure, not_built};
 
 use super::product;
 
@@ -19,6 +20,7 @@ pub async fn run(args: cli::Demo) -> anyhow::Result<Code> {
     let seed = args
         .seed
         .unwrap_or_else(|| rand::random_range(1..1_000_000));
+    check_needs(&args)?;
     if args.vm {
         return product!("vm", run_machine(args, seed).await);
     }
@@ -59,6 +61,18 @@ pub async fn run(args: cli::Demo) -> anyhow::Result<Code> {
         () = super::interrupted() => return Ok(Code::Interrupted),
     };
     conclude(args.json, &report, report.passed, timeline::render)
+}
+
+/// Looks for the programs of what is built in.
+fn check_needs(args: &cli::Demo) -> Result<(), Failure> {
+    let show = match (args.vm, args.engine) {
+        (true, _) if !cfg!(feature = "vm") => return Ok(()),
+        (_, Some(_)) if !cfg!(feature = "engine") => return Ok(()),
+        (true, _) => Show::Machine,
+        (_, Some(cli::HostedEngine::Mariadb)) => Show::Mariadb,
+        (false, None) => Show::Nodes,
+    };
+    needs::check(show)
 }
 
 /// The demo with a virtual machine.

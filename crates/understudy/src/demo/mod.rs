@@ -6,6 +6,7 @@ mod lag;
 #[cfg(feature = "vm")]
 pub mod machine;
 pub mod mirrored;
+pub mod needs;
 pub mod picture;
 mod progress;
 pub mod proxied;

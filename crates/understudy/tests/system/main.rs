@@ -13,6 +13,7 @@ mod differences;
 mod engines;
 mod exchange;
 mod failover;
+mod first_hour;
 mod horizons;
 mod import;
 mod machines;

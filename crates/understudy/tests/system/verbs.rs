@@ -12,13 +12,13 @@ use crate::rest::ask;
 use crate::stage::{Stage, TIMEOUT, program};
 
 /// `understudy` with these arguments, asked of the cluster.
-fn run(stage: &Stage, arguments: &[&str]) -> Result<Output> {
+pub fn run(stage: &Stage, arguments: &[&str]) -> Result<Output> {
     let name = stage.cluster.names().next().context("no nodes")?.to_owned();
     understudy(arguments, &stage.cluster.node(&name)?.config.clone())
 }
 
 /// It is done, and says so in JSON.
-fn done(stage: &Stage, arguments: &[&str]) -> Result<Value> {
+pub fn done(stage: &Stage, arguments: &[&str]) -> Result<Value> {
     let words = arguments.join(" ");
     let mut arguments = arguments.to_vec();
     arguments.push("--json");
@@ -51,7 +51,7 @@ fn edit_with(stage: &Stage, editor: &str) -> Result<Output> {
 }
 
 /// Waits until something holds, or tells what was seen last.
-async fn until<T: std::fmt::Debug>(
+pub async fn until<T: std::fmt::Debug>(
     what: &str,
     mut look: impl AsyncFnMut() -> Result<T>,
     holds: impl Fn(&T) -> bool,
@@ -68,7 +68,7 @@ async fn until<T: std::fmt::Debug>(
 }
 
 /// Who is the active, and who the standby.
-async fn roles(stage: &mut Stage) -> Result<(String, String)> {
+pub async fn roles(stage: &mut Stage) -> Result<(String, String)> {
     let active = stage.cluster.wait_active(TIMEOUT).await?;
     let standby = stage.cluster.names().find(|name| **name != active);
     let standby = standby.context("two nodes")?.to_owned();
@@ -77,7 +77,7 @@ async fn roles(stage: &mut Stage) -> Result<(String, String)> {
 }
 
 /// Which start of its PostgreSQL a node is in.
-async fn started(stage: &Stage, node: &str) -> Result<Value> {
+pub async fn started(stage: &Stage, node: &str) -> Result<Value> {
     let look = async || {
         let status = stage.status_of(node).await?.context("no such node")?;
         Ok(status["started"].clone())
@@ -85,7 +85,7 @@ async fn started(stage: &Stage, node: &str) -> Result<Value> {
     until("PostgreSQL says how it is", look, Value::is_object).await
 }
 
-async fn setting(stage: &Stage, node: &str, name: &str) -> Result<String> {
+pub async fn setting(stage: &Stage, node: &str, name: &str) -> Result<String> {
     let client = connect(&stage.cluster.server(node)?.config()).await?;
     let row = client.query_one(&format!("SHOW {name}"), &[]).await?;
     Ok(row.get(0))

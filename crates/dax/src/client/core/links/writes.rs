@@ -124,7 +124,7 @@ impl Links {
             match done.what {
                 Sent::Write(seq) => acked.push(seq),
                 Sent::Repair(key, generation) => {
-                    drop(link.refused_since.remove(&(key, generation)))
+                    link.refused_since.remove(&(key, generation));
                 }
             }
         }
