@@ -117,7 +117,8 @@ pub(super) async fn run(
 /// Writes what is suitable. Whether that changed anything.
 async fn fit(directory: &Path, parameters: &BTreeMap<String, String>) -> io::Result<bool> {
     let parameters = parameters.clone();
-    edit(directory, move |text| with_suitable(text, &parameters)).await
+    let change = move |text: &str| with_node_file(&with_suitable(text, &parameters));
+    edit(directory, change).await
 }
 
 async fn edit(

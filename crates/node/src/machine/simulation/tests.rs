@@ -36,7 +36,7 @@ fn a_seed_gives_the_same_history_every_time() {
 
 #[test]
 fn every_flaw_is_caught() {
-    SIMULATION.catches_flaws(3000);
+    SIMULATION.catches_flaws(6000);
 }
 
 #[test]
