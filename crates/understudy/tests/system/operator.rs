@@ -20,7 +20,12 @@ pub fn understudy(arguments: &[&str], config: &std::path::Path) -> Result<Output
 
 pub fn json(output: &Output) -> Result<Value> {
     let said = String::from_utf8_lossy(&output.stderr);
-    ensure!(output.status.success(), "{}: {said}", output.status);
+    let printed = String::from_utf8_lossy(&output.stdout);
+    ensure!(
+        output.status.success(),
+        "{}: {said}{printed}",
+        output.status
+    );
     Ok(serde_json::from_slice(&output.stdout)?)
 }
 
