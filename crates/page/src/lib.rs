@@ -62,10 +62,21 @@ pub fn put_metric(
     kind: &str,
     value: impl std::fmt::Display,
 ) {
+    put_metrics(text, name, help, kind, [("", value)]);
+}
+
+/// The same of several values, each with its labels in braces.
+pub fn put_metrics<V: std::fmt::Display>(
+    text: &mut String,
+    name: &str,
+    help: &str,
+    kind: &str,
+    values: impl IntoIterator<Item = (impl std::fmt::Display, V)>,
+) {
     use std::fmt::Write as _;
     // Writing to a string cannot fail.
-    let _ = writeln!(
-        text,
-        "# HELP {name} {help}\n# TYPE {name} {kind}\n{name} {value}"
-    );
+    let _ = writeln!(text, "# HELP {name} {help}\n# TYPE {name} {kind}");
+    for (labels, value) in values {
+        let _ = writeln!(text, "{name}{labels} {value}");
+    }
 }

@@ -279,6 +279,9 @@ pub struct Reads {
     /// Longest time that a read waits until a standby has replayed far enough.
     #[serde(with = "humantime_serde")]
     pub wait: Duration,
+    /// Time without any answer after which a standby gets no reads, and the active answers those that wait for it. `0s`: no limit.
+    #[serde(with = "humantime_serde")]
+    pub timeout: Duration,
     /// Share of reads that go to spares, to keep them warm: 0 to 1.
     pub spare: f64,
     /// Names of standbys that are spares. They get the share `spare` of the reads, or all reads when no other standby is there.
@@ -290,6 +293,7 @@ impl Default for Reads {
         Reads {
             mode: "active".to_owned(),
             wait: Duration::from_millis(20),
+            timeout: Duration::from_secs(2),
             spare: 0.01,
             spares: Vec::new(),
         }

@@ -3,7 +3,7 @@
 //! Fed by [`News`], which a source outside tells. Invariant: an epoch never goes back, and what is said of an
 //! older one is forgotten.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
 use dax::ids::Epoch;
@@ -57,6 +57,8 @@ pub enum News {
     },
     /// These are the standbys and their positions.
     Standbys(Vec<Standby>),
+    /// These of them do not answer.
+    Silent(BTreeSet<NodeName>),
     /// A planned handover begins: let no transaction begin. Open ones may end.
     Hold,
     /// It is over.
@@ -80,8 +82,12 @@ pub struct Topology {
     pub addresses: BTreeMap<Epoch, Address>,
     /// What each takeover recorded.
     pub horizons: BTreeMap<Epoch, Option<Horizon>>,
-    /// The standbys.
+    /// The standbys that may get reads.
     pub standbys: Vec<Standby>,
+    /// All standbys that were told of.
+    pub told: Vec<Standby>,
+    /// Those that do not answer.
+    pub silent: BTreeSet<NodeName>,
     /// A planned handover goes on.
     pub is_handing_over: bool,
     /// An operator has said that transactions may not begin.
@@ -109,12 +115,24 @@ impl Topology {
                 self.active = Some(address);
                 self.horizons.extend(horizons);
             }
-            News::Standbys(standbys) => self.standbys = standbys,
+            News::Standbys(standbys) => {
+                self.told = standbys;
+                self.leave_out_silent();
+            }
+            News::Silent(names) => {
+                self.silent = names;
+                self.leave_out_silent();
+            }
             News::Hold => self.is_handing_over = true,
             News::Resume => self.is_handing_over = false,
             News::Pause => self.is_paused = true,
             News::Unpause => self.is_paused = false,
         }
+    }
+
+    fn leave_out_silent(&mut self) {
+        let answers = |one: &&Standby| !self.silent.contains(&one.name);
+        self.standbys = self.told.iter().filter(answers).cloned().collect();
     }
 
     /// True if the active of this epoch is known, or that of a later one.
@@ -152,6 +170,30 @@ impl Topology {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_silent_standby_is_left_out_until_it_answers() {
+        let standby = |name: &str| Standby {
+            name: name.into(),
+            address: "host:1".into(),
+            replayed: Lsn::ZERO,
+            run: None,
+            is_spare: false,
+        };
+        let names = |topology: &Topology| -> Vec<String> {
+            let standbys = topology.standbys.iter();
+            standbys.map(|one| one.name.to_string()).collect()
+        };
+        let mut topology = Topology::default();
+        let all = News::Standbys(vec![standby("a"), standby("b")]);
+        topology.hear(all.clone());
+        topology.hear(News::Silent(["a".into()].into()));
+        assert_eq!(names(&topology), ["b"]);
+        topology.hear(all);
+        assert_eq!(names(&topology), ["b"], "news of positions are no answer");
+        topology.hear(News::Silent(BTreeSet::new()));
+        assert_eq!(names(&topology), ["a", "b"]);
+    }
 
     fn active(epoch: u32) -> News {
         News::ActiveIs {

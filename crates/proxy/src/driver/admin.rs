@@ -7,6 +7,7 @@ use std::sync::atomic::Ordering;
 
 use bytes::BytesMut;
 
+use crate::core::session::REASONS;
 use crate::core::topology::News;
 use protocol::frame::{self, Refusal};
 
@@ -14,7 +15,7 @@ use super::Proxy;
 use super::handle::{KILL, STATES};
 use super::pool::Place;
 use super::socket::Socket;
-use super::totals::COUNTS;
+use super::totals::{COUNTS, NOT_REPLAYED};
 
 /// The database's name.
 pub const DATABASE: &str = "understudy";
@@ -253,7 +254,12 @@ fn servers(proxy: &Proxy) -> Answer {
 
 fn stats(proxy: &Proxy) -> Answer {
     let counts = COUNTS.iter().zip(proxy.totals.read());
-    let rows = counts.map(|((name, _), value)| vec![(*name).to_owned(), value.to_string()]);
+    let counts = counts.map(|((name, _), value)| ((*name).to_owned(), value));
+    let reasons = REASONS.iter().zip(proxy.totals.not_replayed());
+    let reasons =
+        reasons.map(|(why, value)| (format!("{}.{}", NOT_REPLAYED.0, why.label()), value));
+    let rows = counts.chain(reasons);
+    let rows = rows.map(|(name, value)| vec![name, value.to_string()]);
     Answer::Table(&["name", "value"], rows.collect())
 }
 
@@ -338,5 +344,9 @@ pub fn metrics(proxy: &Proxy) -> String {
         "gauge",
         epoch,
     );
+    let reasons = REASONS.iter().zip(proxy.totals.not_replayed());
+    let reasons = reasons.map(|(why, value)| (format!("{{reason=\"{}\"}}", why.label()), value));
+    let name = format!("understudy_proxy_{}", NOT_REPLAYED.0);
+    page::put_metrics(&mut text, &name, NOT_REPLAYED.1, "counter", reasons);
     text
 }

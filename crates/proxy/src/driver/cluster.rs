@@ -42,7 +42,9 @@ impl Cluster {
             let mut topology = self.topology.write();
             let mut next = Topology::clone(&topology);
             next.hear(news);
-            let concerns_all = next.epoch != topology.epoch || next.is_held() != topology.is_held();
+            let concerns_all = next.epoch != topology.epoch
+                || next.is_held() != topology.is_held()
+                || next.silent != topology.silent;
             *topology = Arc::new(next);
             concerns_all
         };

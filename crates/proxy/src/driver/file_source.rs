@@ -26,6 +26,8 @@ use super::source::{Position, Source, SourceError};
 
 /// How often the file, and the standbys, are looked at.
 const LOOK_EVERY: Duration = Duration::from_millis(20);
+/// A standby that has not answered by then is asked again later; what is known of the others must not wait for it.
+const ANSWERS_WITHIN: Duration = Duration::from_millis(500);
 
 #[derive(Debug, Clone, PartialEq, Eq, Deserialize)]
 #[serde(deny_unknown_fields)]
@@ -142,44 +144,64 @@ async fn replayed(client: &tokio_postgres::Client) -> Result<(Lsn, ServerRun), S
     read_replayed(row.get(0)).ok_or_else(|| SourceError("no position".to_owned()))
 }
 
+/// What is known of one standby, and the session that it is asked by.
+struct Look {
+    named: Named,
+    session: Option<tokio_postgres::Client>,
+    last: Option<Standby>,
+}
+
+impl Look {
+    fn new(named: Named) -> Look {
+        Look {
+            named,
+            session: None,
+            last: None,
+        }
+    }
+
+    /// How the standby is; as it was, if it keeps still.
+    async fn again(&mut self, login: &OwnLogin) -> Option<Standby> {
+        if let Ok(found) = tokio::time::timeout(ANSWERS_WITHIN, self.ask(login)).await {
+            self.last = found;
+        }
+        self.last.clone()
+    }
+
+    async fn ask(&mut self, login: &OwnLogin) -> Option<Standby> {
+        let is_closed = |session: &tokio_postgres::Client| session.is_closed();
+        if self.session.as_ref().is_none_or(is_closed) {
+            self.session = None;
+            self.session = login.to_server(&self.named.address).await.ok();
+        }
+        let (replayed, run) = replayed(self.session.as_ref()?).await.ok()?;
+        Some(Standby {
+            name: self.named.name.as_str().into(),
+            address: self.named.address.as_str().into(),
+            replayed,
+            run: Some(run),
+            is_spare: self.named.spare,
+        })
+    }
+}
+
 #[async_trait]
 impl Source for FileSource {
     async fn run(self: Arc<Self>, cluster: Arc<Cluster>) {
-        let mut sessions: Vec<(Named, Option<tokio_postgres::Client>)> = Vec::new();
+        let mut looks: Vec<Look> = Vec::new();
         loop {
             if let Some(file) = self.read() {
                 let is_news = self.last.lock().as_ref() != Some(&file);
                 if is_news {
                     self.tell(&file, &cluster);
-                    sessions = file
-                        .standbys
-                        .iter()
-                        .cloned()
-                        .map(|named| (named, None))
-                        .collect();
+                    looks = file.standbys.iter().cloned().map(Look::new).collect();
                     *self.last.lock() = Some(file);
                 }
             }
-            let mut standbys = Vec::new();
-            for (named, session) in &mut sessions {
-                if session.as_ref().is_none_or(|session| session.is_closed()) {
-                    *session = self.login.to_server(&named.address).await.ok();
-                }
-                let Some(client) = session else {
-                    continue;
-                };
-                if let Ok((replayed, run)) = replayed(client).await {
-                    standbys.push(Standby {
-                        name: named.name.as_str().into(),
-                        address: named.address.as_str().into(),
-                        replayed,
-                        run: Some(run),
-                        is_spare: named.spare,
-                    });
-                }
-            }
-            if !sessions.is_empty() {
-                cluster.hear(News::Standbys(standbys));
+            let found = looks.iter_mut().map(|look| look.again(&self.login));
+            let found = futures_util::future::join_all(found).await;
+            if !looks.is_empty() {
+                cluster.hear(News::Standbys(found.into_iter().flatten().collect()));
             }
             tokio::time::sleep(LOOK_EVERY).await;
         }

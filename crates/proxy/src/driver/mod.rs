@@ -14,6 +14,7 @@ pub mod dial;
 pub mod file_source;
 mod handle;
 mod handover;
+mod health;
 mod listener;
 mod login;
 mod pool;
@@ -155,6 +156,7 @@ impl Proxy {
             config,
         });
         tokio::spawn(sweep(Arc::downgrade(&proxy)));
+        tokio::spawn(health::watch(Arc::downgrade(&proxy)));
         Ok(proxy)
     }
 

@@ -275,6 +275,15 @@ impl Pool {
         }
     }
 
+    /// True if it has connections to this server, in use or not.
+    pub fn is_connected_to(&self, place: &Place) -> bool {
+        let shelves = self.shelves.lock();
+        shelves.get(place).is_some_and(|shelf| {
+            shelf.share.available_permits() < self.limits.lock().size
+                || !shelf.idle.lock().is_empty()
+        })
+    }
+
     /// True if it has any that nobody uses.
     pub fn has_connections(&self) -> bool {
         let shelves = self.shelves.lock();

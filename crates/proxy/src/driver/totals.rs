@@ -2,10 +2,10 @@
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use crate::core::session::Counts;
+use crate::core::session::{Counts, REASONS};
 
 /// The counts in their order here, with the names and meanings that monitoring sees.
-pub const COUNTS: [(&str, &str); 8] = [
+pub const COUNTS: [(&str, &str); 7] = [
     (
         "units_total",
         "Queries and extended-protocol batches answered.",
@@ -22,10 +22,6 @@ pub const COUNTS: [(&str, &str); 8] = [
         "replayed_total",
         "Transactions that went on after the loss of their server, on another.",
     ),
-    (
-        "not_replayed_total",
-        "Transactions that were lost with their server (40001).",
-    ),
     ("in_doubt_total", "Commits whose answer was lost."),
     (
         "in_doubt_committed_total",
@@ -37,9 +33,26 @@ pub const COUNTS: [(&str, &str); 8] = [
     ),
 ];
 
+/// The name and the meaning of the count of transactions that were lost with their server, one for each of [`REASONS`].
+pub const NOT_REPLAYED: (&str, &str) = (
+    "not_replayed_total",
+    "Transactions that were lost with their server (40001).",
+);
+
 /// Sums over all sessions.
 #[derive(Default)]
-pub struct Totals([AtomicU64; COUNTS.len()]);
+pub struct Totals {
+    counts: [AtomicU64; COUNTS.len()],
+    not_replayed: [AtomicU64; REASONS.len()],
+}
+
+fn add(totals: &[AtomicU64], before: &[u64], now: &[u64]) {
+    for (total, (before, now)) in totals.iter().zip(before.iter().zip(now)) {
+        if now > before {
+            total.fetch_add(now - before, Ordering::Relaxed);
+        }
+    }
+}
 
 fn list(counts: &Counts) -> [u64; COUNTS.len()] {
     [
@@ -47,7 +60,6 @@ fn list(counts: &Counts) -> [u64; COUNTS.len()] {
         counts.on_standby,
         counts.refused_by_standby,
         counts.replayed,
-        counts.not_replayed,
         counts.in_doubt,
         counts.in_doubt_committed,
         counts.in_doubt_unknown,
@@ -57,12 +69,8 @@ fn list(counts: &Counts) -> [u64; COUNTS.len()] {
 impl Totals {
     /// A session's counts went from `before` to `now`.
     pub fn add(&self, before: &Counts, now: &Counts) {
-        let pairs = list(before).into_iter().zip(list(now));
-        for (total, (before, now)) in self.0.iter().zip(pairs) {
-            if now > before {
-                total.fetch_add(now - before, Ordering::Relaxed);
-            }
-        }
+        add(&self.counts, &list(before), &list(now));
+        add(&self.not_replayed, &before.not_replayed, &now.not_replayed);
     }
 
     /// The sums.
@@ -72,7 +80,6 @@ impl Totals {
             on_standby,
             refused_by_standby,
             replayed,
-            not_replayed,
             in_doubt,
             in_doubt_committed,
             in_doubt_unknown,
@@ -82,7 +89,7 @@ impl Totals {
             on_standby,
             refused_by_standby,
             replayed,
-            not_replayed,
+            not_replayed: self.not_replayed(),
             in_doubt,
             in_doubt_committed,
             in_doubt_unknown,
@@ -91,7 +98,12 @@ impl Totals {
 
     /// The sums, in the order of [`COUNTS`].
     pub fn read(&self) -> [u64; COUNTS.len()] {
-        std::array::from_fn(|at| self.0[at].load(Ordering::Relaxed))
+        std::array::from_fn(|at| self.counts[at].load(Ordering::Relaxed))
+    }
+
+    /// Transactions that were lost with their server, in the order of [`REASONS`].
+    pub fn not_replayed(&self) -> [u64; REASONS.len()] {
+        std::array::from_fn(|at| self.not_replayed[at].load(Ordering::Relaxed))
     }
 }
 
@@ -102,15 +114,18 @@ mod tests {
     #[test]
     fn only_what_is_new_counts() {
         let totals = Totals::default();
+        let mut not_replayed = [0; REASONS.len()];
+        not_replayed[1] = 2;
         let one = Counts {
             units: 3,
             replayed: 1,
+            not_replayed,
             ..Counts::default()
         };
         let two = Counts { units: 5, ..one };
         totals.add(&Counts::default(), &one);
         totals.add(&one, &two);
-        assert_eq!(totals.read(), [5, 0, 0, 1, 0, 0, 0, 0]);
+        assert_eq!(totals.read(), [5, 0, 0, 1, 0, 0, 0]);
         assert_eq!(totals.counts(), two);
     }
 }

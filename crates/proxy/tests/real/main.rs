@@ -6,6 +6,7 @@ mod crowd;
 mod drivers;
 mod idle;
 mod input;
+mod kept;
 mod program;
 mod reads;
 mod restart;

@@ -273,3 +273,33 @@ async fn what_writes_when_it_is_read_is_found_in_the_catalog() {
         assert_eq!(after > before, is_asked, "{name}");
     }
 }
+
+/// A frozen server keeps its connections: nothing but its silence tells.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_read_on_a_frozen_standby_is_answered_by_the_active() {
+    let site = Site::start("auth = \"trust\"\n[reads]\nmode = \"any\"\ntimeout = \"500ms\"").await;
+    let client = site.connect().await;
+    client
+        .batch_execute("CREATE TABLE t AS SELECT generate_series(1, 1000) AS n")
+        .await
+        .expect("creates");
+    while !is_on_standby(&client).await {
+        tokio::time::sleep(Duration::from_millis(20)).await;
+    }
+    // One that takes longer than the limit is not cut off: the standby answers questions meanwhile.
+    let long = "/* understudy.read = standby */ SELECT pg_is_in_recovery() FROM pg_sleep(2)";
+    let row = client.query_one(long, &[]).await.expect("answers");
+    assert!(row.get::<_, bool>(0), "it stayed on the standby");
+
+    let frozen = site.standby.freeze();
+    let text = "/* understudy.read = standby */ SELECT pg_is_in_recovery(), count(*) FROM t";
+    let read = client.query_one(text, &[]);
+    let read = tokio::time::timeout(Duration::from_secs(20), read).await;
+    let row = read.expect("it does not wait for ever").expect("answers");
+    assert!(!row.get::<_, bool>(0), "it ran on the active");
+    assert_eq!(row.get::<_, i64>(1), 1000);
+    drop(frozen);
+    while !is_on_standby(&client).await {
+        tokio::time::sleep(Duration::from_millis(50)).await;
+    }
+}

@@ -7,7 +7,8 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::time::Duration;
 
-use nix::unistd::{User, geteuid};
+use nix::sys::signal::{Signal, kill};
+use nix::unistd::{Pid, User, geteuid};
 use tokio_postgres::error::SqlState;
 use tokio_postgres::{CancelToken, Error, NoTls};
 
@@ -209,6 +210,24 @@ impl Server {
         );
     }
 
+    /// Stops all its processes where they are, until the answer is dropped.
+    pub fn freeze(&self) -> Frozen {
+        let file = fs::read_to_string(self.data().join("postmaster.pid")).expect("it runs");
+        let postmaster = file.lines().next().expect("a number").to_owned();
+        let children = Command::new("pgrep").args(["-P", &postmaster]).output();
+        let children = children.expect("pgrep").stdout;
+        let children = String::from_utf8(children).expect("numbers");
+        let all = children.lines().chain([postmaster.as_str()]);
+        let all: Vec<Pid> = all
+            .map(|pid| Pid::from_raw(pid.parse().expect("a number")))
+            .collect();
+        // The postmaster first, so that no child is missed.
+        for pid in all.iter().rev() {
+            let _ = kill(*pid, Signal::SIGSTOP);
+        }
+        Frozen(all)
+    }
+
     /// Cancels a client's [`SLEEP`] once it runs here: nothing else can be cancelled. What its client is told.
     pub async fn cancel(
         &self,
@@ -264,6 +283,17 @@ impl Drop for Server {
         }
         if std::thread::panicking() {
             eprintln!("--- PostgreSQL's log\n{}", self.log());
+        }
+    }
+}
+
+/// Processes that stand still.
+pub struct Frozen(Vec<Pid>);
+
+impl Drop for Frozen {
+    fn drop(&mut self) {
+        for pid in &self.0 {
+            let _ = kill(*pid, Signal::SIGCONT);
         }
     }
 }

@@ -184,6 +184,7 @@ impl Session {
         }
         unit.named.extend(noted.prepared.clone());
         match frame[0] {
+            b'B' if self.binds_again(unit, noted, out) => false,
             b'B' => self.write_bind(cx, frame, noted, out),
             _ => self.write_about(cx, frame, noted, out),
         }
@@ -215,6 +216,10 @@ impl Session {
 
     fn write_query(&mut self, cx: &Context<'_>, unit: &mut Unit, noted: &Noted, out: &mut Out) {
         let (start, end) = (unit.written, noted.end);
+        if self.queries_again(unit, noted, out) {
+            self.note_execution(unit, noted);
+            return;
+        }
         self.note_execution(unit, noted);
         let asks = self.has_unasked_writes && self.wants_xid(cx);
         let is_wrappable = noted

@@ -11,6 +11,7 @@ use super::super::sql::Kind;
 use super::ask::XidState;
 use super::doubt::{Doubt, Whereabouts};
 use super::local::{self, Durability};
+use super::reason::Reason;
 use super::slots::Ask;
 use super::unit::Unit;
 use super::{Context, Effect, Out, Phase, Role, Server, Session};
@@ -36,7 +37,7 @@ impl Session {
     pub fn server_lost(&mut self, cx: &Context<'_>, out: &mut Out) {
         if self.is_amid_row {
             tracing::warn!("a server was lost within a row that its client has begun to read");
-            self.counts.not_replayed += 1;
+            self.count_not_replayed(Reason::LargeAnswer);
             self.shut(out);
             return;
         }
@@ -137,7 +138,7 @@ impl Session {
     fn lost_standby(&mut self, cx: &Context<'_>, out: &mut Out) {
         match &mut self.unit {
             Some(unit) if unit.is_streamed => {
-                self.fail_transaction("an answer was too large to be compared", out);
+                self.fail_transaction(Reason::LargeAnswer, out);
                 return;
             }
             Some(unit) if unit.is_dispatched => {
@@ -175,12 +176,12 @@ impl Session {
     }
 
     /// Why running the unit once more would do harm, or nobody could tell what the client has had.
-    pub(super) fn cannot_run_again(&self) -> Option<&'static str> {
+    pub(super) fn cannot_run_again(&self) -> Option<Reason> {
         // The facts of a unit that is prepared to run again are gone, but for these.
         match self.unit.as_deref()? {
-            unit if unit.is_streamed => Some("an answer was too large to be compared"),
-            unit if unit.is_cut => Some("its statements are longer than the proxy keeps"),
-            unit if unit.must_not_repeat => Some("a statement may have had effects outside of it"),
+            unit if unit.is_streamed => Some(Reason::LargeAnswer),
+            unit if unit.is_cut => Some(Reason::LongStatements),
+            unit if unit.must_not_repeat => Some(Reason::Effects),
             _ => None,
         }
     }
@@ -413,9 +414,18 @@ impl Session {
             || of_transaction.is_some_and(|transaction| transaction.has_reached_out)
     }
 
+    fn count_not_replayed(&mut self, why: Reason) {
+        tracing::info!(
+            reason = why.label(),
+            "a transaction was not run again, because {}",
+            why.words()
+        );
+        self.counts.not_replayed[why as usize] += 1;
+    }
+
     /// The open transaction is lost.
-    pub(super) fn fail_transaction(&mut self, why: &str, out: &mut Out) {
-        self.counts.not_replayed += 1;
+    pub(super) fn fail_transaction(&mut self, why: Reason, out: &mut Out) {
+        self.count_not_replayed(why);
         if self.has_reached_out() {
             let text = "it is not known what the transaction did outside of the database";
             let refusal = Refusal::error("08007", text)
@@ -429,7 +439,8 @@ impl Session {
         }
         let refusal = Refusal::error("40001", "the server of this transaction was lost")
             .detail(format!(
-                "The transaction was rolled back. It was not run again, because {why}."
+                "The transaction was rolled back. It was not run again, because {}.",
+                why.words()
             ))
             .hint("Try the transaction again.");
         self.fail_unit(&refusal, out);

@@ -28,10 +28,12 @@ mod doubt;
 mod effects;
 mod ending;
 mod keeps;
+mod kept;
 mod local;
 mod loss;
 mod packed;
 mod prepared;
+mod reason;
 mod replay;
 mod route;
 mod server;
@@ -70,6 +72,7 @@ use unit::Unit;
 #[cfg(test)]
 pub(in crate::core) use client::GATHER_TIME;
 pub use packed::{Packed, PackedServer, Unreadable};
+pub use reason::{REASONS, Reason};
 pub use server::{Reported, Role, Server};
 #[cfg(test)]
 pub(in crate::core) use state::QUESTION;
@@ -234,8 +237,8 @@ pub struct Counts {
     pub refused_by_standby: u64,
     /// Transactions that went on after a loss of their server, on another.
     pub replayed: u64,
-    /// Transactions that could not.
-    pub not_replayed: u64,
+    /// Transactions that could not, by reason ([`REASONS`]).
+    pub not_replayed: [u64; REASONS.len()],
     /// Commits whose answer was lost.
     pub in_doubt: u64,
     /// Those of them that had committed.

@@ -9,6 +9,7 @@ use super::super::flaw::Flaw;
 use super::super::sql::{Hint, Kind, Own, Part};
 use super::super::topology::NodeName;
 use super::super::version::{ReadMode, Required, choose, parse_lsn};
+use super::reason::Reason;
 use super::unit::Unit;
 use super::{Context, Effect, Out, Phase, Role, Server, Session, Wait};
 
@@ -256,7 +257,7 @@ impl Session {
         let asks = self.unit.as_deref().is_some_and(is_question);
         let mode = self.read_mode(cx);
         if self.replay.is_some() {
-            self.fail_transaction("no server proves that it is active", out);
+            self.fail_transaction(Reason::NoServer, out);
         } else if mode == ReadMode::Strong || self.distrusts_active(cx) || asks {
             let refusal = super::Refusal::error("57P03", "no server proves that it is active")
                 .detail("The position that this read must see could not be asked for in time.")
@@ -285,7 +286,12 @@ impl Session {
                 return;
             }
         }
-        if self.link.as_deref().is_some_and(is_old) {
+        let is_silent = |server: &Server| match &server.role {
+            Role::Standby(name) => cx.topology.silent.contains(name),
+            Role::Active(_) => false,
+        };
+        let is_lost = |server: &Server| is_old(server) || is_silent(server);
+        if self.link.as_deref().is_some_and(is_lost) {
             self.server_lost(cx, out);
             return;
         }
@@ -433,7 +439,7 @@ impl Session {
         } else if self.in_doubt.take().is_some() {
             self.tell_unknown(out);
         } else if self.replay.is_some() {
-            self.fail_transaction("no server took over in time", out);
+            self.fail_transaction(Reason::NoServer, out);
         } else {
             let avoids = self.unit.as_mut().is_some_and(|unit| {
                 let is_first = !unit.avoids_standbys;

@@ -3,6 +3,8 @@
 use bytes::Bytes;
 
 use super::digest::Digest;
+use super::kept::Rows;
+use super::reason::Reason;
 use super::unit::Unit;
 
 /// A unit that was answered.
@@ -12,6 +14,8 @@ pub struct Stored {
     pub bytes: Bytes,
     /// What it was answered.
     pub answered: Digest,
+    /// Rows of the answer whose values it has again when it is run once more.
+    pub rows: Rows,
     /// The transaction's status after it.
     pub status: u8,
 }
@@ -23,7 +27,7 @@ pub struct Transaction {
     pub units: Vec<Stored>,
     bytes: usize,
     /// Why it cannot be replayed, if so.
-    pub obstacle: Option<&'static str>,
+    pub obstacle: Option<Reason>,
     /// It runs on a standby.
     pub is_on_standby: bool,
     /// It may have acted outside of the database.
@@ -32,7 +36,7 @@ pub struct Transaction {
 
 impl Transaction {
     /// One that cannot be replayed from its beginning.
-    pub fn obstructed(obstacle: &'static str, is_on_standby: bool) -> Transaction {
+    pub fn obstructed(obstacle: Reason, is_on_standby: bool) -> Transaction {
         Transaction {
             obstacle: Some(obstacle),
             is_on_standby,
@@ -45,23 +49,24 @@ impl Transaction {
         if self.obstacle.is_some() {
             return;
         }
-        self.bytes += unit.bytes.len();
+        self.bytes += unit.bytes.len() + unit.rows.bytes();
         if unit.facts.cannot_repeat {
-            self.obstruct("a statement may have had effects outside of the transaction");
+            self.obstruct(Reason::Effects);
         } else if unit.is_streamed {
-            self.obstruct("an answer was too large to be compared");
+            self.obstruct(Reason::LargeAnswer);
         } else if unit.is_cut || self.bytes > limit_bytes {
-            self.obstruct("its statements are longer than the proxy keeps");
+            self.obstruct(Reason::LongStatements);
         } else {
             self.units.push(Stored {
                 bytes: Bytes::copy_from_slice(&unit.bytes),
                 answered: unit.answered,
+                rows: unit.rows.clone(),
                 status,
             });
         }
     }
 
-    fn obstruct(&mut self, obstacle: &'static str) {
+    fn obstruct(&mut self, obstacle: Reason) {
         self.obstacle = Some(obstacle);
         self.units = Vec::new();
     }

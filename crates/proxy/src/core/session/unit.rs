@@ -11,6 +11,7 @@ use bytes::{Bytes, BytesMut};
 use super::super::sql::{Begin, Hint, Kind, Own, Statement, Verdict};
 use super::digest::Digest;
 use super::effects::Forgotten;
+use super::kept::Rows;
 use super::local::Durability;
 use super::prepared::Prepared;
 use super::slots::Ask;
@@ -105,6 +106,8 @@ pub struct Unit {
     pub differs: bool,
     /// A row was passed on in pieces: nobody knows any more what the client has.
     pub is_streamed: bool,
+    /// Rows that it told, if they are needed to run it once more; or that it told when it was run first.
+    pub rows: Rows,
     /// Messages of it that were written are not kept: it cannot be sent again.
     pub is_cut: bool,
     /// The server reported an error.
@@ -226,6 +229,7 @@ impl Unit {
         };
         self.had = (had.frames > 0).then_some(had);
         self.answered = Digest::default();
+        self.rows = Rows::default();
         self.written = 0;
         self.noted.clear();
         self.must_not_repeat |= self.is_dispatched && self.facts.cannot_repeat;

@@ -6,6 +6,7 @@ use super::super::flaw::Flaw;
 use super::ask::XidState;
 use super::ending::{Ending, TIMEOUTS};
 use super::local::Durability;
+use super::reason::Reason;
 use super::slots::{Ask, To};
 use super::standby::READ_ONLY;
 use super::transaction::Transaction;
@@ -109,7 +110,7 @@ impl Session {
         }
         let differs = self.unit.as_ref().is_some_and(|unit| unit.differs);
         if differs && !cx.lacks(Flaw::AnswersNotCompared) {
-            self.fail_transaction("its statements would have had other answers this time", out);
+            self.fail_transaction(Reason::OtherAnswers, out);
         }
     }
 
@@ -211,6 +212,7 @@ impl Session {
     }
 
     fn note_answer(&mut self, tag: u8, bytes: &[u8], out: &mut Out) {
+        self.keep_rows(tag, bytes);
         match tag {
             b'G' => self.data_asked(out),
             b'W' => self.refuse_data(out),
@@ -457,10 +459,7 @@ impl Session {
         }
         if unit.had.is_some() {
             self.unit = Some(unit);
-            self.fail_transaction(
-                "its statements would have had shorter answers this time",
-                out,
-            );
+            self.fail_transaction(Reason::OtherAnswers, out);
             return;
         }
         self.pay_owed(&unit, status, out);
@@ -526,8 +525,7 @@ impl Session {
             self.seen.on_active(link.uncertain_epoch());
         }
         self.has_unasked_writes = unit.facts.writes;
-        let why = "it began together with the end of another one";
-        let mut transaction = Transaction::obstructed(why, is_on_standby);
+        let mut transaction = Transaction::obstructed(Reason::Chained, is_on_standby);
         transaction.has_reached_out = unit.facts.reaches_out;
         self.transaction = Some(Box::new(transaction));
     }
@@ -546,7 +544,7 @@ impl Session {
         if replays {
             transaction.store(unit, status, cx.rules.replay_bytes);
         } else {
-            transaction.obstacle = Some("replay is switched off");
+            transaction.obstacle = Some(Reason::Off);
         }
     }
 }

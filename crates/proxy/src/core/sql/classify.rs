@@ -7,6 +7,7 @@ use serde_json::Value;
 
 use super::super::settings::Change;
 use super::calls;
+use super::kept;
 use super::uses::{Found, OF_TRANSACTION, Uses, is_temporary};
 use super::visit::visit;
 use super::{Begin, Bond, Effect, Kind, Own, Part, Statement};
@@ -78,6 +79,7 @@ fn part(node: &Tree, text: &str) -> Part {
         has_large_objects: false,
         defines: defines(node),
         commits_async: commits_async(node),
+        keeps_values: kept::keeps(node),
     };
     part.kind = kind(node, text, &mut part.effects);
     let mut found = Found::default();

@@ -8,6 +8,7 @@ mod cache;
 mod calls;
 mod catalog;
 mod classify;
+pub(super) mod kept;
 mod scan;
 mod shrink;
 mod uses;
@@ -129,6 +130,8 @@ pub struct Part {
     pub defines: bool,
     /// It sets that commits do not wait until they are durable.
     pub commits_async: bool,
+    /// Values that it told are put in the place of others when it is run once more ([`kept`]).
+    pub keeps_values: bool,
 }
 
 /// What a text does: its statements in order.
@@ -179,6 +182,7 @@ impl Statement {
             has_large_objects: false,
             defines: may_end,
             commits_async: false,
+            keeps_values: false,
         };
         Statement {
             parts: vec![part],

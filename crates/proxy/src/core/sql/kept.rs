@@ -1,0 +1,668 @@
+//! Values that a client was told, in the place of those that a second run of the same statement would make (R15).
+//!
+//! Sequences go on and random numbers differ when a transaction is run again on another server. Owns how a statement is
+//! written so that it makes the same rows: `INSERT INTO t (a) VALUES ($1) RETURNING id` becomes
+//! `INSERT INTO t (a, id) OVERRIDING SYSTEM VALUE VALUES ($1, $2) RETURNING id`, and `SELECT nextval('s')` becomes
+//! `SELECT CAST($1 AS int8) AS nextval`. Invariant: a statement that is not certain to make the same rows is not rewritten; its
+//! answer is then compared, and differs.
+
+use bytes::Bytes;
+use pg_query::protobuf::{
+    self, InsertStmt, Node, OverridingKind, RangeVar, ResTarget, SelectStmt, node::Node as Tree,
+};
+
+/// Longer texts, or more rows, are not rewritten.
+const LIMIT_BYTES: usize = 64 << 10;
+const LIMIT_ROWS: usize = 1000;
+
+/// A row as it was told: its columns.
+pub type Row = Vec<Option<Bytes>>;
+
+/// A column of an answer.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Column {
+    /// By which name it is told.
+    pub name: String,
+    /// The number of its type.
+    pub type_oid: u32,
+}
+
+/// How values get into the statement.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Place {
+    /// As literals: they were told as text.
+    Text,
+    /// As parameters behind so many of the client's own, in the form in which they were told.
+    Parameters(usize),
+}
+
+/// A statement that makes the rows again that were told.
+#[derive(Debug, PartialEq, Eq)]
+pub struct Again {
+    /// Its text.
+    pub text: String,
+    /// Values of the parameters behind the client's own, each with the column that it was told in.
+    pub parameters: Vec<(usize, Option<Bytes>)>,
+    /// Moves sequences past the values.
+    pub moves: Option<String>,
+}
+
+/// True if the rows that a statement tells have to be kept, to run it once more.
+pub fn keeps(node: &Tree) -> bool {
+    match node {
+        Tree::InsertStmt(insert) => is_plain_insert(insert),
+        Tree::SelectStmt(select) => {
+            let is_call = |target| called(target).is_some();
+            is_one_row(select) && select.target_list.iter().any(is_call)
+        }
+        _ => false,
+    }
+}
+
+/// `text` with the values of `rows`. `None` if it is not certain that it makes them.
+pub fn again(text: &str, rows: &[Row], columns: Option<&[Column]>, place: Place) -> Option<Again> {
+    if text.len() > LIMIT_BYTES || rows.len() > LIMIT_ROWS {
+        return None;
+    }
+    let mut parsed = pg_query::parse(text, pg_query::ParserOptions::DEFAULT).ok()?;
+    let [raw] = parsed.protobuf.stmts.as_mut_slice() else {
+        return None;
+    };
+    let mut writer = Writer {
+        place,
+        parameters: Vec::new(),
+        moved: Vec::new(),
+    };
+    match raw.stmt.as_mut()?.node.as_mut()? {
+        Tree::InsertStmt(insert) if is_plain_insert(insert) => {
+            writer.insert(insert, rows, columns)?;
+        }
+        Tree::SelectStmt(select) if is_one_row(select) => writer.select(select, rows)?,
+        _ => return None,
+    }
+    Some(Again {
+        text: pg_query::deparse(&parsed.protobuf, pg_query::DeparseOptions::default()).ok()?,
+        moves: moves(&writer.moved),
+        parameters: writer.parameters,
+    })
+}
+
+/// True if each row of the answer is one that it inserts, in order.
+fn is_plain_insert(insert: &InsertStmt) -> bool {
+    insert.with_clause.is_none()
+        && insert.on_conflict_clause.is_none()
+        && insert.relation.is_some()
+        && returned(insert).is_some_and(|all| !all.is_empty())
+}
+
+fn returned(insert: &InsertStmt) -> Option<&[Node]> {
+    Some(&insert.returning_clause.as_ref()?.exprs)
+}
+
+/// True of a `SELECT` of values, without tables.
+fn is_one_row(select: &SelectStmt) -> bool {
+    let plain = SelectStmt {
+        target_list: select.target_list.clone(),
+        limit_option: select.limit_option,
+        op: select.op,
+        ..SelectStmt::default()
+    };
+    *select == plain && select.op() == protobuf::SetOperation::SetopNone
+}
+
+fn target(node: &Node) -> Option<&ResTarget> {
+    match node.node.as_ref()? {
+        Tree::ResTarget(target) => Some(target),
+        _ => None,
+    }
+}
+
+fn last_name(names: &[Node]) -> Option<&str> {
+    match names.last()?.node.as_ref()? {
+        Tree::String(name) => Some(&name.sval),
+        _ => None,
+    }
+}
+
+/// The name and the type of a function whose value is told once, of an item of a `SELECT`, or within its casts.
+fn called(item: &Node) -> Option<(&str, &'static str)> {
+    let mut node = target(item)?.val.as_deref()?;
+    while let Some(Tree::TypeCast(cast)) = &node.node {
+        node = cast.arg.as_deref()?;
+    }
+    let Some(Tree::FuncCall(call)) = &node.node else {
+        return None;
+    };
+    let name = last_name(&call.funcname)?;
+    let of_type = match name {
+        "nextval" if constant(&call.args).is_some() => "int8",
+        "currval" | "lastval" => "int8",
+        "gen_random_uuid" | "uuid_generate_v1" | "uuid_generate_v1mc" | "uuid_generate_v4"
+        | "uuidv4" | "uuidv7" => "uuid",
+        "now" | "clock_timestamp" | "statement_timestamp" | "transaction_timestamp" => {
+            "timestamptz"
+        }
+        "random" if call.args.is_empty() => "float8",
+        _ => return None,
+    };
+    Some((name, of_type))
+}
+
+/// The text of a call's only argument, if it is a constant.
+fn constant(arguments: &[Node]) -> Option<&str> {
+    let [argument] = arguments else {
+        return None;
+    };
+    let mut node = argument;
+    while let Some(Tree::TypeCast(cast)) = &node.node {
+        node = cast.arg.as_deref()?;
+    }
+    match node.node.as_ref()? {
+        Tree::AConst(constant) => match constant.val.as_ref()? {
+            protobuf::a_const::Val::Sval(text) => Some(&text.sval),
+            _ => None,
+        },
+        _ => None,
+    }
+}
+
+/// A sequence, or the column that has one, and the highest value of it that was told.
+#[derive(Debug)]
+enum Moved {
+    Sequence(String, i64),
+    Column(String, String, i64),
+}
+
+struct Writer {
+    place: Place,
+    parameters: Vec<(usize, Option<Bytes>)>,
+    moved: Vec<Moved>,
+}
+
+impl Writer {
+    /// A value that was told in a column, as an expression.
+    fn value(&mut self, row: &Row, column: usize, of_type: Option<&str>) -> Option<Node> {
+        let value = row.get(column)?;
+        let text = match (self.place, value) {
+            (Place::Parameters(own), value) => {
+                self.parameters.push((column, value.clone()));
+                format!("${}", own + self.parameters.len())
+            }
+            (Place::Text, None) => "NULL".to_owned(),
+            (Place::Text, Some(value)) => literal(std::str::from_utf8(value).ok()?),
+        };
+        expression(&match of_type {
+            Some(of_type) => format!("CAST({text} AS {of_type})"),
+            None => text,
+        })
+    }
+
+    /// The highest number that was told in a column, if that has numbers.
+    fn highest(&self, rows: &[Row], column: usize) -> Option<i64> {
+        let number = |row: &Row| {
+            let value = row.get(column)?.as_ref()?;
+            std::str::from_utf8(value)
+                .ok()
+                .and_then(|text| text.parse().ok())
+                .or_else(|| binary(value).filter(|_| self.place != Place::Text))
+        };
+        rows.iter().filter_map(number).max()
+    }
+
+    fn select(&mut self, select: &mut SelectStmt, rows: &[Row]) -> Option<()> {
+        let [row] = rows else {
+            return None;
+        };
+        for (at, item) in select.target_list.iter_mut().enumerate() {
+            let Some((name, of_type)) = called(item) else {
+                continue;
+            };
+            let name = name.to_owned();
+            if name == "nextval" {
+                let call = innermost(item)?;
+                let Some(Tree::FuncCall(call)) = &call.node else {
+                    return None;
+                };
+                let sequence = constant(&call.args)?.to_owned();
+                let told = self.highest(rows, at)?;
+                self.moved.push(Moved::Sequence(sequence, told));
+            }
+            *innermost(item)? = self.value(row, at, Some(of_type))?;
+            if let Some(Tree::ResTarget(target)) = &mut item.node
+                && target.name.is_empty()
+            {
+                target.name = name;
+            }
+        }
+        Some(())
+    }
+
+    fn insert(
+        &mut self,
+        insert: &mut InsertStmt,
+        rows: &[Row],
+        columns: Option<&[Column]>,
+    ) -> Option<()> {
+        let told = told_columns(returned(insert)?, columns)?;
+        let relation = relation_name(insert.relation.as_ref()?);
+        let source = match insert.select_stmt.as_deref_mut() {
+            Some(node) => match node.node.as_mut()? {
+                Tree::SelectStmt(select) => Some(select.as_mut()),
+                _ => return None,
+            },
+            None => None,
+        };
+        if source.is_some() && insert.cols.is_empty() {
+            return None;
+        }
+        let listed: Vec<String> = insert
+            .cols
+            .iter()
+            .filter_map(target)
+            .map(|t| t.name.clone())
+            .collect();
+        // A column whose value the client has not given.
+        let is_new = |name: &String| !listed.contains(name);
+        let mut added: Vec<(usize, String)> = Vec::new();
+        for (at, name) in &told {
+            if is_new(name) && !added.iter().any(|(_, one)| one == name) {
+                added.push((*at, name.clone()));
+            }
+        }
+        let mut kept: Vec<String> = added.iter().map(|(_, name)| name.clone()).collect();
+        match source {
+            None => {
+                let [row] = rows else {
+                    return None;
+                };
+                let mut items = Vec::new();
+                for (at, _) in &added {
+                    items.push(self.value(row, *at, None)?);
+                }
+                insert.select_stmt = Some(Box::new(values_of(vec![items])));
+            }
+            Some(select) if !select.values_lists.is_empty() => {
+                kept.extend(self.rows(select, &listed, &told, &added, rows)?);
+            }
+            Some(select) => self.selected_rows(select, &added, rows, columns?)?,
+        }
+        if kept.is_empty() {
+            return None;
+        }
+        for (at, name) in told.iter().filter(|(_, name)| kept.contains(name)) {
+            if let Some(highest) = self.highest(rows, *at) {
+                let moved = Moved::Column(relation.clone(), name.clone(), highest);
+                self.moved.push(moved);
+            }
+        }
+        for (_, name) in added {
+            let column = ResTarget {
+                name,
+                ..ResTarget::default()
+            };
+            insert.cols.push(node(Tree::ResTarget(Box::new(column))));
+        }
+        insert.set_override(OverridingKind::OverridingSystemValue);
+        Some(())
+    }
+
+    /// `VALUES (...), (...)`: the columns that are new behind the others, and values in the place of `DEFAULT`. Returns the
+    /// names of the columns that said so.
+    fn rows(
+        &mut self,
+        select: &mut SelectStmt,
+        listed: &[String],
+        told: &[(usize, String)],
+        added: &[(usize, String)],
+        rows: &[Row],
+    ) -> Option<Vec<String>> {
+        if select.values_lists.len() != rows.len() {
+            return None;
+        }
+        let mut replaced = Vec::new();
+        for (list, row) in select.values_lists.iter_mut().zip(rows) {
+            let Some(Tree::List(list)) = &mut list.node else {
+                return None;
+            };
+            if list.items.len() != listed.len() {
+                return None;
+            }
+            for (item, name) in list.items.iter_mut().zip(listed) {
+                let at = told.iter().find(|(_, one)| one == name);
+                if let (Some(Tree::SetToDefault(_)), Some((at, _))) = (&item.node, at) {
+                    *item = self.value(row, *at, None)?;
+                    replaced.push(name.clone());
+                }
+            }
+            for (at, _) in added {
+                list.items.push(self.value(row, *at, None)?);
+            }
+        }
+        Some(replaced)
+    }
+
+    /// `SELECT p0::text FROM (VALUES (...), (...)) AS v(p0, n) ORDER BY n`, as SQLAlchemy writes it.
+    fn selected_rows(
+        &mut self,
+        select: &mut SelectStmt,
+        added: &[(usize, String)],
+        rows: &[Row],
+        columns: &[Column],
+    ) -> Option<()> {
+        let [from] = select.from_clause.as_mut_slice() else {
+            return None;
+        };
+        let Some(Tree::RangeSubselect(from)) = &mut from.node else {
+            return None;
+        };
+        let Some(Tree::SelectStmt(values)) = &mut from.subquery.as_mut()?.node else {
+            return None;
+        };
+        let alias = from.alias.as_mut()?;
+        let is_filtered = select.where_clause.is_some() || select.limit_count.is_some();
+        if is_filtered || alias.colnames.is_empty() || values.values_lists.len() != rows.len() {
+            return None;
+        }
+        for (number, (at, _)) in added.iter().enumerate() {
+            let of_type = type_name(columns.get(*at)?.type_oid)?;
+            for (list, row) in values.values_lists.iter_mut().zip(rows) {
+                let Some(Tree::List(list)) = &mut list.node else {
+                    return None;
+                };
+                list.items.push(self.value(row, *at, Some(of_type))?);
+            }
+            let name = format!("understudy_kept_{number}");
+            let item = expression(&format!("{}.{name}", quoted(&alias.aliasname)))?;
+            let item = ResTarget {
+                val: Some(Box::new(item)),
+                ..ResTarget::default()
+            };
+            select
+                .target_list
+                .push(node(Tree::ResTarget(Box::new(item))));
+            let name = protobuf::String { sval: name };
+            alias.colnames.push(node(Tree::String(name)));
+        }
+        Some(())
+    }
+}
+
+/// The columns of the table that are told, each with its place in the answer.
+fn told_columns(returned: &[Node], columns: Option<&[Column]>) -> Option<Vec<(usize, String)>> {
+    let mut told = Vec::new();
+    for (at, item) in returned.iter().enumerate() {
+        let Some(Tree::ColumnRef(column)) = &target(item)?.val.as_deref()?.node else {
+            continue;
+        };
+        match column.fields.last()?.node.as_ref()? {
+            Tree::String(name) => told.push((at, name.sval.clone())),
+            Tree::AStar(_) if returned.len() == 1 => {
+                let names = columns?.iter().map(|column| column.name.clone());
+                return Some(names.enumerate().collect());
+            }
+            _ => return None,
+        }
+    }
+    Some(told)
+}
+
+/// The value of an item of a `SELECT`, within its casts.
+fn innermost(item: &mut Node) -> Option<&mut Node> {
+    let Some(Tree::ResTarget(target)) = &mut item.node else {
+        return None;
+    };
+    let mut node = target.val.as_deref_mut()?;
+    while matches!(node.node, Some(Tree::TypeCast(_))) {
+        let Some(Tree::TypeCast(cast)) = &mut node.node else {
+            return None;
+        };
+        node = cast.arg.as_deref_mut()?;
+    }
+    Some(node)
+}
+
+fn node(node: Tree) -> Node {
+    Node { node: Some(node) }
+}
+
+fn values_of(rows: Vec<Vec<Node>>) -> Node {
+    let list = |items| node(Tree::List(protobuf::List { items }));
+    node(Tree::SelectStmt(Box::new(SelectStmt {
+        values_lists: rows.into_iter().map(list).collect(),
+        limit_option: protobuf::LimitOption::Default.into(),
+        op: protobuf::SetOperation::SetopNone.into(),
+        ..SelectStmt::default()
+    })))
+}
+
+/// The tree of an expression.
+fn expression(text: &str) -> Option<Node> {
+    let parsed =
+        pg_query::parse(&format!("SELECT {text}"), pg_query::ParserOptions::DEFAULT).ok()?;
+    let Tree::SelectStmt(select) = parsed.protobuf.stmts.into_iter().next()?.stmt?.node? else {
+        return None;
+    };
+    match select.target_list.into_iter().next()?.node? {
+        Tree::ResTarget(target) => target.val.map(|value| *value),
+        _ => None,
+    }
+}
+
+/// Types that PostgreSQL has under the same number everywhere.
+fn type_name(oid: u32) -> Option<&'static str> {
+    Some(match oid {
+        16 => "bool",
+        20 => "int8",
+        21 => "int2",
+        23 => "int4",
+        25 => "text",
+        700 => "float4",
+        701 => "float8",
+        1043 => "varchar",
+        1082 => "date",
+        1114 => "timestamp",
+        1184 => "timestamptz",
+        1700 => "numeric",
+        2950 => "uuid",
+        _ => return None,
+    })
+}
+
+/// A number of 2, 4 or 8 bytes in PostgreSQL's binary form.
+fn binary(value: &[u8]) -> Option<i64> {
+    match value.len() {
+        2 => Some(i16::from_be_bytes(value.try_into().ok()?).into()),
+        4 => Some(i32::from_be_bytes(value.try_into().ok()?).into()),
+        8 => Some(i64::from_be_bytes(value.try_into().ok()?)),
+        _ => None,
+    }
+}
+
+fn literal(text: &str) -> String {
+    let doubled = text.replace('\'', "''");
+    match doubled.contains('\\') {
+        true => format!("E'{}'", doubled.replace('\\', "\\\\")),
+        false => format!("'{doubled}'"),
+    }
+}
+
+fn quoted(name: &str) -> String {
+    format!("\"{}\"", name.replace('"', "\"\""))
+}
+
+fn relation_name(relation: &RangeVar) -> String {
+    let name = quoted(&relation.relname);
+    match relation.schemaname.as_str() {
+        "" => name,
+        schema => format!("{}.{name}", quoted(schema)),
+    }
+}
+
+/// A statement that calls `nextval` until each sequence is past what was told: after a takeover it is as a rule, as
+/// PostgreSQL logs 32 values ahead. It fails where one cannot be moved: values that go down, and columns of views.
+fn moves(moved: &[Moved]) -> Option<String> {
+    if moved.is_empty() {
+        return None;
+    }
+    let list = |rows: Vec<String>, none: &str| match rows.is_empty() {
+        true => none.to_owned(),
+        false => format!("VALUES {}", rows.join(", ")),
+    };
+    let columns = moved.iter().filter_map(|one| match one {
+        Moved::Column(relation, name, value) => Some(format!(
+            "({}::pg_catalog.regclass, {}, {value}::pg_catalog.int8)",
+            literal(relation),
+            literal(name)
+        )),
+        Moved::Sequence(..) => None,
+    });
+    let sequences = moved.iter().filter_map(|one| match one {
+        Moved::Sequence(name, value) => Some(format!(
+            "({}::pg_catalog.regclass::pg_catalog.oid, {value}::pg_catalog.int8)",
+            literal(name)
+        )),
+        Moved::Column(..) => None,
+    });
+    Some(format!(
+        include_str!("moves.sql"),
+        columns = list(
+            columns.collect(),
+            "SELECT 0::pg_catalog.oid::pg_catalog.regclass, ''::pg_catalog.text, 0::pg_catalog.int8 WHERE false"
+        ),
+        sequences = list(
+            sequences.collect(),
+            "SELECT 0::pg_catalog.oid, 0::pg_catalog.int8 WHERE false"
+        ),
+    ))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn row(values: &[&str]) -> Row {
+        let told = values.iter().map(|value| match *value {
+            "NULL" => None,
+            value => Some(Bytes::copy_from_slice(value.as_bytes())),
+        });
+        told.collect()
+    }
+
+    fn rewritten(text: &str, rows: &[Row], place: Place) -> Option<Again> {
+        let column = |name: &str| Column {
+            name: name.to_owned(),
+            type_oid: 20,
+        };
+        again(text, rows, Some(&["id", "a"].map(column)), place)
+    }
+
+    fn as_text(text: &str, rows: &[Row]) -> String {
+        rewritten(text, rows, Place::Text).map_or("-".to_owned(), |again| again.text)
+    }
+
+    #[test]
+    fn an_insert_has_the_values_that_were_told() {
+        let one = [row(&["42"])];
+        for (text, again) in [
+            (
+                "INSERT INTO s.t (a) VALUES (1) RETURNING id",
+                "INSERT INTO s.t (a, id) OVERRIDING SYSTEM VALUE VALUES (1, '42') RETURNING id",
+            ),
+            (
+                "INSERT INTO t (a, id) VALUES (1, DEFAULT) RETURNING t.id AS x, t.id",
+                "INSERT INTO t (a, id) OVERRIDING SYSTEM VALUE VALUES (1, '42') RETURNING t.id AS x, t.id",
+            ),
+            (
+                "INSERT INTO t DEFAULT VALUES RETURNING id",
+                "INSERT INTO t (id) OVERRIDING SYSTEM VALUE VALUES ('42') RETURNING id",
+            ),
+        ] {
+            assert_eq!(as_text(text, &one), again);
+        }
+        let two = [row(&["42", "x'y"]), row(&["43", "NULL"])];
+        assert_eq!(
+            as_text("INSERT INTO t (b) VALUES (1), (2) RETURNING *", &two),
+            "INSERT INTO t (b, id, a) OVERRIDING SYSTEM VALUE VALUES (1, '42', 'x''y'), (2, '43', NULL) RETURNING *"
+        );
+    }
+
+    #[test]
+    fn what_an_orm_inserts_by_a_select_has_them_too() {
+        let text = "INSERT INTO t (a) SELECT p0::varchar FROM (VALUES ($1, 0), ($2, 1)) AS imp_sen(p0, sen_counter) \
+                    ORDER BY sen_counter RETURNING t.id, t.id AS id__1";
+        let rows = [row(&["42", "42"]), row(&["43", "43"])];
+        let again = rewritten(text, &rows, Place::Parameters(2)).expect("it is kept");
+        assert_eq!(
+            again.text,
+            "INSERT INTO t (a, id) OVERRIDING SYSTEM VALUE SELECT p0::varchar, imp_sen.understudy_kept_0 FROM \
+             (VALUES ($1, 0, $3::int8), ($2, 1, $4::int8)) imp_sen(p0, sen_counter, understudy_kept_0) \
+             ORDER BY sen_counter RETURNING t.id, t.id AS id__1"
+        );
+        assert_eq!(
+            again.parameters,
+            [(0, row(&["42"])[0].clone()), (0, row(&["43"])[0].clone())]
+        );
+    }
+
+    #[test]
+    fn values_are_told_again() {
+        assert_eq!(
+            as_text("SELECT nextval('s'), 1", &[row(&["7", "1"])]),
+            "SELECT '7'::int8 AS nextval, 1"
+        );
+        assert_eq!(
+            as_text("SELECT gen_random_uuid()::text AS u", &[row(&["x"])]),
+            "SELECT 'x'::uuid::text AS u"
+        );
+        let moves = rewritten("SELECT nextval('s')", &[row(&["7"])], Place::Text);
+        let moves = moves.and_then(|again| again.moves).expect("it moves");
+        assert!(
+            moves.contains("('s'::pg_catalog.regclass::pg_catalog.oid, 7::pg_catalog.int8)"),
+            "{moves}"
+        );
+    }
+
+    #[test]
+    fn only_columns_that_get_a_value_move_a_sequence() {
+        let text = "INSERT INTO t (a) VALUES ($1) RETURNING a, id";
+        let told = [row(&["9", "42"])];
+        let again = again(text, &told, None, Place::Parameters(1)).expect("it is kept");
+        let moves = again.moves.expect("it moves");
+        assert!(
+            moves.contains("('\"t\"'::pg_catalog.regclass, 'id', 42::pg_catalog.int8)"),
+            "{moves}"
+        );
+        assert!(!moves.contains("'a'"), "{moves}");
+    }
+
+    #[test]
+    fn binary_values_are_numbers_too() {
+        let eight = vec![Some(Bytes::copy_from_slice(&42_i64.to_be_bytes()))];
+        let text = "INSERT INTO t (a) VALUES ($1) RETURNING id";
+        let again = again(text, &[eight], None, Place::Parameters(1)).expect("it is kept");
+        assert!(
+            again
+                .moves
+                .is_some_and(|moves| moves.contains(" 42::") || moves.contains(", 42::"))
+        );
+    }
+
+    #[test]
+    fn what_is_not_certain_is_left_as_it_is() {
+        let one = [row(&["42"])];
+        for text in [
+            "INSERT INTO t (a) SELECT a FROM u RETURNING id",
+            "INSERT INTO t (a) VALUES (1) ON CONFLICT DO NOTHING RETURNING id",
+            "WITH c AS (SELECT 1) INSERT INTO t (a) VALUES (1) RETURNING id",
+            "INSERT INTO t VALUES (DEFAULT, 1) RETURNING id",
+            "INSERT INTO t (a) VALUES (1), (2) RETURNING id",
+            "INSERT INTO t (id) VALUES (42) RETURNING id",
+            "INSERT INTO t (a) VALUES (1)",
+            "SELECT nextval('s') FROM t",
+            "SELECT nextval('s'); SELECT 1",
+            "UPDATE t SET a = 1 RETURNING id",
+        ] {
+            assert_eq!(as_text(text, &one), "-", "{text}");
+        }
+    }
+}
