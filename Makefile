@@ -64,7 +64,7 @@ check: packages ## Formatting, lints, and the documentation of the code.
 	RUSTDOCFLAGS="-D warnings -A rustdoc::private_intra_doc_links" $(CARGO) doc --workspace --no-deps --locked
 
 test-unit: packages ## Run the tests that need no cluster.
-	$(CARGO) test --workspace --locked
+	@CARGO="$(CARGO)" scripts/unit-tests
 
 test-system: packages ## Test whole clusters: they are started, loaded, killed and verified.
 	scripts/system-tests

@@ -2,15 +2,14 @@
 
 use std::os::unix::fs::PermissionsExt;
 use std::path::Path;
-use std::process::{Command, Output, Stdio};
+use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, ensure};
 use cluster::clients::session::connect;
-use cluster::ports;
-use nix::unistd::Uid;
 use serde_json::Value;
 
+use crate::elsewhere::{Elsewhere, base_backup, open_directory};
 use crate::operator::understudy;
 use crate::stage::{Stage, TIMEOUT};
 use crate::verbs::{done, roles, run, setting, until};
@@ -63,64 +62,11 @@ async fn own_parameters_are_in_the_files_that_a_reload_and_a_backup_read() -> Re
     stage.verify().await
 }
 
-/// A program of PostgreSQL, by a user that may run a server.
-fn postgres(stage: &Stage, program: &str) -> Command {
-    let program = stage.cluster.options().bin.join(program);
-    if !Uid::effective().is_root() {
-        return Command::new(program);
-    }
-    let mut command = Command::new("runuser");
-    command.args(["-u", "postgres", "--"]).arg(program);
-    command
-}
-
-fn succeeded(mut command: Command) -> Result<Output> {
-    let output = command.stdin(Stdio::null()).output()?;
-    let said = String::from_utf8_lossy(&output.stderr);
-    ensure!(output.status.success(), "{command:?}: {said}");
-    Ok(output)
-}
-
 async fn backup_starts_elsewhere(stage: &Stage, active: &str) -> Result<()> {
-    let home = stage.path().join("elsewhere");
-    std::fs::create_dir(&home)?;
-    std::fs::set_permissions(&home, std::fs::Permissions::from_mode(0o777))?;
-    let data = home.join("data");
-    let server = stage.cluster.server(active)?;
-    let mut backup = postgres(stage, "pg_basebackup");
-    backup
-        .args([
-            "-h",
-            "127.0.0.1",
-            "-U",
-            "postgres",
-            "-X",
-            "stream",
-            "-c",
-            "fast",
-        ])
-        .args(["-p", &server.port.to_string(), "-D"])
-        .arg(&data);
-    succeeded(backup)?;
-    let port = ports::free()?;
-    let options = format!(
-        "-p {port} -k {} -c listen_addresses=127.0.0.1",
-        home.display()
-    );
-    let mut start = postgres(stage, "pg_ctl");
-    start.args(["start", "-w", "-t", "60", "-o", &options, "-l"]);
-    // pg_ctl's server keeps what it inherits, so its output must not be a pipe.
-    start.arg(home.join("log")).arg("-D").arg(&data);
-    start.stdout(Stdio::null()).stderr(Stdio::null());
-    let started = start.status()?;
-    let log = || std::fs::read_to_string(home.join("log")).unwrap_or_default();
-    ensure!(started.success(), "{}", log());
-    let asked = ask_backup(port).await;
-    let mut stop = postgres(stage, "pg_ctl");
-    stop.args(["stop", "-w", "-m", "immediate", "-D"])
-        .arg(&data);
-    succeeded(stop)?;
-    let (rows, connections) = asked?;
+    let data = open_directory(stage, "elsewhere")?.join("data");
+    base_backup(stage, active, &data)?;
+    let elsewhere = Elsewhere::start(stage, &data).await?;
+    let (rows, connections) = ask_backup(elsewhere.server.port).await?;
     ensure!(rows > 0 && connections == OWN.1, "{rows}, {connections}");
     Ok(())
 }

@@ -5,11 +5,13 @@
 //! directory) and leaves it there only when it fails.
 
 mod asleep;
+mod backups;
 mod bases;
 mod branches;
 mod cassandra;
 mod demo;
 mod differences;
+mod elsewhere;
 mod engines;
 mod exchange;
 mod failover;

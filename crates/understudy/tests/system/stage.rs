@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, Result, ensure};
 use cluster::clients::churn::Churn;
 use cluster::clients::clock::{Clock, Offset};
-use cluster::clients::history::Outage;
+use cluster::clients::history::{History, Outage};
 use cluster::clients::load::{self, Load};
 use cluster::clients::{schema, verify};
 use cluster::scratch::Scratch;
@@ -112,6 +112,11 @@ impl Stage {
 
     fn load(&self) -> Result<&Load> {
         self.load.as_ref().context("the load has been stopped")
+    }
+
+    /// What the clients know by now.
+    pub fn history(&self) -> Result<History> {
+        Ok(self.load()?.history())
     }
 
     /// Waits until so many more commits are acknowledged.

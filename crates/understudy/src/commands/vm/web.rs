@@ -223,6 +223,30 @@ mod tests {
         assert_eq!(check("/nonsense", None), StatusCode::NOT_FOUND);
     }
 
+    /// A typing error in the file turned `/primary` to 503 at the next check, and a load balancer took its clients away from a
+    /// machine that ran.
+    #[tokio::test]
+    async fn checks_go_on_when_the_file_is_no_configuration_any_more() -> anyhow::Result<()> {
+        let host = TcpListener::bind("127.0.0.1:0").await?;
+        let address = host.local_addr()?;
+        let file = tempfile::NamedTempFile::new()?;
+        let text = format!(
+            "name = \"north\"\nvolume = \"vm\"\nzones = [\"127.0.0.1:1\"]\n[vm]\nimage = \"/i\"\ndisk = \"/d\"\n\
+             run = \"/r\"\nmac = \"52:54:00:77:00:02\"\naddress = \"10.0.0.9/24\"\ntap = \"vm0\"\n\
+             peer_listen = \"{address}\"\npeer = \"127.0.0.1:2\"\n"
+        );
+        std::fs::write(file.path(), text)?;
+        let hosts = Arc::new(Hosts::load(file.path())?);
+        std::fs::write(file.path(), "[vm")?;
+        let asked = answer(State(hosts), Uri::from_static("/primary"));
+        let (connection, _) = tokio::select! {
+            connection = host.accept() => connection?,
+            answer = asked => anyhow::bail!("{} without asking the host", answer.status()),
+        };
+        drop(connection);
+        Ok(())
+    }
+
     #[test]
     fn the_page_says_who_runs_the_machine_and_whether_it_is_protected() {
         let active = |protection| [Some(status("active", Some(protection))), None];
