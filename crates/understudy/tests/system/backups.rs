@@ -182,7 +182,7 @@ impl Backrest {
             &config,
             format!(
                 "[global]\nrepo1-path={at}/repository\nlog-path={at}\nlock-path={at}\nspool-path={at}\n\
-                 start-fast=y\nlog-level-console=warn\n[main]\npg1-path={at}/none\n"
+                 start-fast=y\nrepo1-retention-full=2\nlog-level-console=warn\n[main]\npg1-path={at}/none\n"
             ),
         )?;
         Ok(Backrest { config })
@@ -201,6 +201,9 @@ impl Backrest {
     /// Backs the active up, in whole or what is new.
     async fn back_up(&self, stage: &mut Stage, kind: &str) -> Result<()> {
         let active = stage.cluster.wait_active(TIMEOUT).await?;
+        // pgBackRest refuses until the new timeline's first checkpoint is complete.
+        let client = connect(&stage.cluster.server(&active)?.config()).await?;
+        client.batch_execute("CHECKPOINT").await?;
         let mut command = self.command_on(stage, &active).await?;
         command.args([&format!("--type={kind}"), "backup"]);
         succeeded(command).map(drop)
@@ -235,10 +238,13 @@ async fn pgbackrest_restores_what_was_backed_up_over_ten_takeovers() -> Result<(
             found = Backrest::configure(&directory).ok();
         }
         let command = format!(
-            "pgbackrest --config={}/pgbackrest.conf --stanza=main --pg1-path=\"$PWD\" archive-push %p",
+            "pgbackrest --config={}/pgbackrest.conf --stanza=main --pg1-path=$PWD archive-push %p",
             directory.display()
         );
-        let parameters = [("archive_command", command.as_str()), ("checkpoint_timeout", "30s")];
+        let parameters = [
+            ("archive_command", command.as_str()),
+            ("checkpoint_timeout", "30s"),
+        ];
         let parameters = parameters.map(|(name, value)| (name.to_owned(), value.to_owned()));
         options.parameters.extend(parameters);
     })
