@@ -75,6 +75,10 @@ async fn applications_do_what_they_do_and_survive_a_takeover() {
                 "psycopg 2",
                 words(&["/usr/bin/python3", &source("psycopg2_driver.py")]),
             ),
+            (
+                "SQLAlchemy",
+                words(&["/usr/bin/python3", &source("sqlalchemy_driver.py")]),
+            ),
             ("pgjdbc", words(&["java", "-cp", jar, &source("Jdbc.java")])),
             ("pgx", words(&[&format!("{built}/pgx")])),
         ]

@@ -126,7 +126,11 @@ fn last_name(names: &[Node]) -> Option<&str> {
 
 /// The name and the type of a function whose value is told once, of an item of a `SELECT`, or within its casts.
 fn called(item: &Node) -> Option<(&str, &'static str)> {
-    let mut node = target(item)?.val.as_deref()?;
+    called_by(target(item)?.val.as_deref()?)
+}
+
+/// The same of an expression.
+fn called_by(mut node: &Node) -> Option<(&str, &'static str)> {
     while let Some(Tree::TypeCast(cast)) = &node.node {
         node = cast.arg.as_deref()?;
     }
@@ -218,21 +222,28 @@ impl Writer {
                 continue;
             };
             let name = name.to_owned();
-            if name == "nextval" {
-                let call = innermost(item)?;
-                let Some(Tree::FuncCall(call)) = &call.node else {
-                    return None;
-                };
-                let sequence = constant(&call.args)?.to_owned();
-                let told = self.highest(rows, at)?;
-                self.moved.push(Moved::Sequence(sequence, told));
-            }
-            *innermost(item)? = self.value(row, at, Some(of_type))?;
-            if let Some(Tree::ResTarget(target)) = &mut item.node
-                && target.name.is_empty()
-            {
+            let Some(Tree::ResTarget(target)) = &mut item.node else {
+                return None;
+            };
+            let call = innermost(target.val.as_deref_mut()?)?;
+            self.note_sequence(call, rows, at)?;
+            *call = self.value(row, at, Some(of_type))?;
+            if target.name.is_empty() {
                 target.name = name;
             }
+        }
+        Some(())
+    }
+
+    /// If this is a call of `nextval`, its sequence has to be past what was told in a column.
+    fn note_sequence(&mut self, call: &Node, rows: &[Row], column: usize) -> Option<()> {
+        let Some(Tree::FuncCall(call)) = &call.node else {
+            return Some(());
+        };
+        if last_name(&call.funcname)? == "nextval" {
+            let sequence = constant(&call.args)?.to_owned();
+            let told = self.highest(rows, column)?;
+            self.moved.push(Moved::Sequence(sequence, told));
         }
         Some(())
     }
@@ -270,6 +281,7 @@ impl Writer {
             }
         }
         let mut kept: Vec<String> = added.iter().map(|(_, name)| name.clone()).collect();
+        let mut is_changed = false;
         match source {
             None => {
                 let [row] = rows else {
@@ -282,11 +294,13 @@ impl Writer {
                 insert.select_stmt = Some(Box::new(values_of(vec![items])));
             }
             Some(select) if !select.values_lists.is_empty() => {
-                kept.extend(self.rows(select, &listed, &told, &added, rows)?);
+                let (replaced, has_calls) = self.rows(select, &listed, &told, &added, rows)?;
+                is_changed = has_calls;
+                kept.extend(replaced);
             }
             Some(select) => self.selected_rows(select, &added, rows, columns?)?,
         }
-        if kept.is_empty() {
+        if kept.is_empty() && !is_changed {
             return None;
         }
         for (at, name) in told.iter().filter(|(_, name)| kept.contains(name)) {
@@ -306,8 +320,8 @@ impl Writer {
         Some(())
     }
 
-    /// `VALUES (...), (...)`: the columns that are new behind the others, and values in the place of `DEFAULT`. Returns the
-    /// names of the columns that said so.
+    /// `VALUES (...), (...)`: the columns that are new behind the others, and values in the place of `DEFAULT` and of calls.
+    /// Returns the names of the columns that said `DEFAULT`, and whether there were calls.
     fn rows(
         &mut self,
         select: &mut SelectStmt,
@@ -315,11 +329,11 @@ impl Writer {
         told: &[(usize, String)],
         added: &[(usize, String)],
         rows: &[Row],
-    ) -> Option<Vec<String>> {
+    ) -> Option<(Vec<String>, bool)> {
         if select.values_lists.len() != rows.len() {
             return None;
         }
-        let mut replaced = Vec::new();
+        let (mut replaced, mut has_calls) = (Vec::new(), false);
         for (list, row) in select.values_lists.iter_mut().zip(rows) {
             let Some(Tree::List(list)) = &mut list.node else {
                 return None;
@@ -328,17 +342,23 @@ impl Writer {
                 return None;
             }
             for (item, name) in list.items.iter_mut().zip(listed) {
-                let at = told.iter().find(|(_, one)| one == name);
-                if let (Some(Tree::SetToDefault(_)), Some((at, _))) = (&item.node, at) {
+                let Some((at, _)) = told.iter().find(|(_, one)| one == name) else {
+                    continue;
+                };
+                if matches!(item.node, Some(Tree::SetToDefault(_))) {
                     *item = self.value(row, *at, None)?;
                     replaced.push(name.clone());
+                } else if called_by(item).is_some() {
+                    self.note_sequence(innermost(item)?, rows, *at)?;
+                    *item = self.value(row, *at, None)?;
+                    has_calls = true;
                 }
             }
             for (at, _) in added {
                 list.items.push(self.value(row, *at, None)?);
             }
         }
-        Some(replaced)
+        Some((replaced, has_calls))
     }
 
     /// `SELECT p0::text FROM (VALUES (...), (...)) AS v(p0, n) ORDER BY n`, as SQLAlchemy writes it.
@@ -406,12 +426,8 @@ fn told_columns(returned: &[Node], columns: Option<&[Column]>) -> Option<Vec<(us
     Some(told)
 }
 
-/// The value of an item of a `SELECT`, within its casts.
-fn innermost(item: &mut Node) -> Option<&mut Node> {
-    let Some(Tree::ResTarget(target)) = &mut item.node else {
-        return None;
-    };
-    let mut node = target.val.as_deref_mut()?;
+/// What an expression is within its casts.
+fn innermost(mut node: &mut Node) -> Option<&mut Node> {
     while matches!(node.node, Some(Tree::TypeCast(_))) {
         let Some(Tree::TypeCast(cast)) = &mut node.node else {
             return None;
@@ -571,6 +587,10 @@ mod tests {
             (
                 "INSERT INTO t (a, id) VALUES (1, DEFAULT) RETURNING t.id AS x, t.id",
                 "INSERT INTO t (a, id) OVERRIDING SYSTEM VALUE VALUES (1, '42') RETURNING t.id AS x, t.id",
+            ),
+            (
+                "INSERT INTO t (id, a) VALUES (nextval('s'), 1) RETURNING id",
+                "INSERT INTO t (id, a) OVERRIDING SYSTEM VALUE VALUES ('42', 1) RETURNING id",
             ),
             (
                 "INSERT INTO t DEFAULT VALUES RETURNING id",
