@@ -2,6 +2,8 @@
 //!
 //! Every key has a default but the source: without one a proxy knows no server.
 
+mod reads;
+
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
@@ -170,6 +172,8 @@ impl ServerTls {
     }
 }
 
+pub use reads::Reads;
+
 /// A proxy's configuration.
 #[derive(Debug, Clone, PartialEq, Deserialize)]
 #[serde(deny_unknown_fields)]
@@ -201,6 +205,19 @@ pub struct Config {
     /// Age at which a connection to a server is closed, once it is not in use. `"0s"`: never.
     #[serde(with = "humantime_serde", default = "default_server_lifetime")]
     pub server_lifetime: Duration,
+    /// Longest time that a statement may take, with the wait for a connection. Then it is cancelled, and its client's connection
+    /// ends. `"0s"`: no limit.
+    #[serde(with = "humantime_serde", default)]
+    pub query_timeout: Duration,
+    /// Longest time that a client may leave a transaction open without a statement under way. `"0s"`: no limit.
+    #[serde(with = "humantime_serde", default)]
+    pub idle_transaction_timeout: Duration,
+    /// Longest time that a client may do nothing between two transactions. `"0s"`: no limit.
+    #[serde(with = "humantime_serde", default)]
+    pub client_idle_timeout: Duration,
+    /// Adds the client's address to its `application_name`, so that PostgreSQL's log and `pg_stat_activity` have it.
+    #[serde(default)]
+    pub application_name_add_host: bool,
     /// Longest time for a client's authentication.
     #[serde(with = "humantime_serde", default = "default_login_timeout")]
     pub login_timeout: Duration,
@@ -266,36 +283,6 @@ impl Default for Takeover {
             replay: true,
             replay_bytes: 1 << 20,
             decide: true,
-        }
-    }
-}
-
-/// `[reads]`
-#[derive(Debug, Clone, PartialEq, Deserialize)]
-#[serde(deny_unknown_fields, default)]
-pub struct Reads {
-    /// Consistency of reads: `active`, `strong`, `session`, `any` or `bounded:BYTES`.
-    pub mode: String,
-    /// Longest time that a read waits until a standby has replayed far enough.
-    #[serde(with = "humantime_serde")]
-    pub wait: Duration,
-    /// Time without any answer after which a standby gets no reads, and the active answers those that wait for it. `0s`: no limit.
-    #[serde(with = "humantime_serde")]
-    pub timeout: Duration,
-    /// Share of reads that go to spares, to keep them warm: 0 to 1.
-    pub spare: f64,
-    /// Names of standbys that are spares. They get the share `spare` of the reads, or all reads when no other standby is there.
-    pub spares: Vec<String>,
-}
-
-impl Default for Reads {
-    fn default() -> Reads {
-        Reads {
-            mode: "active".to_owned(),
-            wait: Duration::from_millis(20),
-            timeout: Duration::from_secs(2),
-            spare: 0.01,
-            spares: Vec::new(),
         }
     }
 }

@@ -174,6 +174,7 @@ fn pools(proxy: &Proxy) -> Answer {
         "sv_active",
         "sv_idle",
         "cl_waiting",
+        "maxwait",
         "pool_mode",
     ];
     let mode = format!("{:?}", proxy.config.pool_mode).to_lowercase();
@@ -182,7 +183,8 @@ fn pools(proxy: &Proxy) -> Answer {
         let login = pool.login();
         for shown in pool.show() {
             let (used, idle) = (shown.used.to_string(), shown.idle.to_string());
-            let waiting = pool.waiting.load(Ordering::Relaxed).to_string();
+            let waiting = pool.waiting().to_string();
+            let longest = seconds(pool.longest_wait());
             let place = place(&shown.place);
             let (user, database) = (login.user.clone(), login.database.clone());
             rows.push(vec![
@@ -192,6 +194,7 @@ fn pools(proxy: &Proxy) -> Answer {
                 used,
                 idle,
                 waiting,
+                longest,
                 mode.clone(),
             ]);
         }
@@ -294,6 +297,12 @@ fn config(proxy: &Proxy) -> Answer {
         ),
         ("pool_size", config.pool_size.to_string()),
         ("max_clients", config.max_clients.to_string()),
+        ("query_timeout", seconds(config.query_timeout)),
+        (
+            "idle_transaction_timeout",
+            seconds(config.idle_transaction_timeout),
+        ),
+        ("client_idle_timeout", seconds(config.client_idle_timeout)),
         ("server_idle_timeout", seconds(config.server_idle_timeout)),
         ("server_lifetime", seconds(config.server_lifetime)),
         ("server_tls.mode", config.server_tls.mode.name().to_owned()),
@@ -329,7 +338,7 @@ pub fn metrics(proxy: &Proxy) -> String {
         .pools
         .lock()
         .values()
-        .map(|pool| pool.waiting.load(Ordering::Relaxed))
+        .map(|pool| pool.waiting() as u64)
         .sum();
     put(
         "clients_waiting",

@@ -1,6 +1,8 @@
 //! The task of one client: moves bytes between sockets and the session, and does what the session asks for.
 
 mod leaving;
+mod limits;
+mod long;
 
 use std::future::{Future, poll_fn};
 use std::pin::Pin;
@@ -16,9 +18,9 @@ use tokio::time::Sleep;
 use volume::lsn::Lsn;
 
 use crate::core::session::{Context, Counts, Effect, Out, Server, Session};
-use crate::core::sql::{Catalog, Statements};
+use crate::core::sql::Catalog;
 use crate::core::topology::Topology;
-use protocol::frame::{self, Refusal};
+use protocol::frame::Refusal;
 
 use super::catalog::Functions;
 use super::handle::{
@@ -27,11 +29,11 @@ use super::handle::{
 use super::pool::{Held, Place, Pool};
 use super::socket::Socket;
 use super::{Proxy, Settings};
+use limits::{Limit, poll_timer};
+use long::long_text;
 
 /// No more than this waits for a slow reader; then its server has to wait.
 const PENDING_BYTES: usize = 256 << 10;
-/// Texts of messages that are longer are read by another thread.
-const LONG_MESSAGE_BYTES: usize = 16 << 10;
 /// A client that waits for standbys looks at them so often, besides being woken by the first news.
 const LOOK_AGAIN: Duration = Duration::from_millis(1);
 
@@ -69,6 +71,7 @@ pub struct Client {
     reading: Option<JoinHandle<()>>,
     timer: Option<Pin<Box<Sleep>>>,
     looks: Option<Pin<Box<Sleep>>>,
+    limit: Limit,
     /// What of the session's counts is in the totals.
     counted: Counts,
     is_closing: bool,
@@ -121,6 +124,7 @@ impl Client {
             reading: None,
             timer: None,
             looks: None,
+            limit: Limit::default(),
             counted: Counts::default(),
             is_closing: false,
             is_shutting_down: false,
@@ -195,6 +199,9 @@ impl Client {
                 continue;
             }
             self.show_state();
+            if self.keep_limit(wake) {
+                continue;
+            }
             return Poll::Pending;
         }
     }
@@ -342,6 +349,23 @@ impl Client {
         has_moved
     }
 
+    /// Ends the client if it has kept still, or a statement has run, for too long.
+    fn keep_limit(&mut self, wake: &mut Wake<'_>) -> bool {
+        let settings = self.proxy.settings();
+        let units = self.session.counts().units;
+        self.limit.watch(&self.session, units, &settings.config);
+        let Some((refusal, is_statement)) = self.limit.poll(wake) else {
+            return false;
+        };
+        let target = self.held.as_ref().map(|held| held.conn.target());
+        if let Some(request) = target.filter(|_| is_statement).and_then(|one| one.begin()) {
+            let dialer = self.proxy.dialer.clone();
+            tokio::spawn(async move { request.send(&dialer).await });
+        }
+        self.with(|session, _, out| session.close(&refusal, out));
+        true
+    }
+
     fn heed(&mut self, pokes: u32) {
         if pokes & NEWS != 0 {
             self.with(|session, cx, out| session.news(cx, out));
@@ -480,36 +504,4 @@ fn context<'a>(
         catalog,
         topology,
     }
-}
-
-/// The first long text in what a client has sent, which nobody has read: where its message begins, and itself.
-fn long_text(input: &[u8], statements: &Statements) -> Option<(usize, Vec<u8>)> {
-    let mut at = 0;
-    while input.len() - at > LONG_MESSAGE_BYTES {
-        let (tag, len) = frame::head(&input[at..]).ok().flatten()?;
-        let message = input.get(at..at + len)?;
-        if len > LONG_MESSAGE_BYTES && matches!(tag, b'Q' | b'P') {
-            let body = frame::body(message);
-            let body = match tag {
-                b'P' => frame::name(body)?.1,
-                _ => body,
-            };
-            let (text, _) = frame::text(body)?;
-            if statements.is_long(text) {
-                return Some((at, text.to_vec()));
-            }
-        }
-        at += len;
-    }
-    None
-}
-
-fn poll_timer(timer: &mut Option<Pin<Box<Sleep>>>, wake: &mut Wake<'_>) -> bool {
-    let is_over = timer
-        .as_mut()
-        .is_some_and(|timer| timer.as_mut().poll(wake).is_ready());
-    if is_over {
-        *timer = None;
-    }
-    is_over
 }

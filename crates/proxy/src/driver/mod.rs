@@ -25,7 +25,7 @@ pub mod source;
 mod startup;
 mod totals;
 
-use std::collections::HashMap;
+use std::collections::{BTreeSet, HashMap};
 use std::error::Error;
 use std::sync::{Arc, Weak};
 use std::time::Duration;
@@ -36,14 +36,16 @@ use parking_lot::{Mutex, RwLock};
 use crate::config::Config;
 use crate::core::session::Rules;
 use crate::core::sql::Statements;
+use crate::core::topology::NodeName;
 use protocol::scram::Keys;
 
 use catalog::{Catalogs, OwnLogin};
 use dial::Dialer;
 use handle::Handles;
 use handover::{Handover, HandoverError};
+use health::Asked;
 use login::Login;
-use pool::{Limits, Pool};
+use pool::{Limits, Place, Pool};
 use positions::Positions;
 use source::Source;
 use totals::Totals;
@@ -156,8 +158,29 @@ impl Proxy {
             config,
         });
         tokio::spawn(sweep(Arc::downgrade(&proxy)));
-        tokio::spawn(health::watch(Arc::downgrade(&proxy)));
+        let watched = Arc::downgrade(&proxy);
+        let whom =
+            move |silent: &BTreeSet<NodeName>| Some(watched.upgrade()?.standbys_to_ask(silent));
+        tokio::spawn(health::watch(proxy.cluster.clone(), whom));
         Ok(proxy)
+    }
+
+    /// The standbys to which there are connections, and those that did not answer last.
+    fn standbys_to_ask(&self, silent: &BTreeSet<NodeName>) -> Asked {
+        let topology = self.cluster.topology();
+        let pools = self.pools.lock();
+        let is_used = |name: &NodeName| {
+            let place = Place::Standby(name.clone());
+            pools.values().any(|pool| pool.is_connected_to(&place))
+        };
+        let asked = topology.told.iter();
+        let asked = asked.filter(|one| silent.contains(&one.name) || is_used(&one.name));
+        Asked {
+            timeout: self.settings().config.reads.timeout,
+            standbys: asked
+                .map(|one| (one.name.clone(), one.address.clone()))
+                .collect(),
+        }
     }
 
     /// Closes connections to servers that have been unused or there for too long, and forgets pools that nobody needs.

@@ -2,7 +2,7 @@
 //!
 //! Invariant: no more of them are open to one server than the limit, and who waits longest is served first.
 
-use std::collections::HashMap;
+use std::collections::{BTreeSet, HashMap};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::time::Duration;
@@ -85,8 +85,21 @@ pub struct Pool {
     cluster: Arc<Cluster>,
     dialer: Dialer,
     shelves: Mutex<HashMap<Place, Arc<Shelf>>>,
-    /// Clients that wait.
-    pub waiting: AtomicU64,
+    /// Since when each client waits that does, in order.
+    waits: Mutex<BTreeSet<(Instant, u64)>>,
+    turns: AtomicU64,
+}
+
+/// A client that waits, however that ends.
+struct Waiting<'a> {
+    pool: &'a Pool,
+    wait: (Instant, u64),
+}
+
+impl Drop for Waiting<'_> {
+    fn drop(&mut self) {
+        self.pool.waits.lock().remove(&self.wait);
+    }
 }
 
 /// Counts of one pool, to show.
@@ -109,7 +122,8 @@ impl Pool {
             cluster,
             dialer,
             shelves: Mutex::default(),
-            waiting: AtomicU64::new(0),
+            waits: Mutex::default(),
+            turns: AtomicU64::new(0),
         }
     }
 
@@ -153,11 +167,11 @@ impl Pool {
     /// What to tell the client.
     pub async fn take(self: Arc<Pool>, place: Place) -> Result<(Held, bool), Refusal> {
         let shelf = self.shelf(&place);
-        self.waiting.fetch_add(1, Ordering::Relaxed);
+        let waiting = self.begin_to_wait();
         let share = shelf.share.clone().acquire_owned();
         let limits = self.limits.lock().clone();
         let permit = tokio::time::timeout(limits.wait, share).await;
-        self.waiting.fetch_sub(1, Ordering::Relaxed);
+        drop(waiting);
         let Ok(Ok(permit)) = permit else {
             return Err(all_in_use(&limits));
         };
@@ -273,6 +287,23 @@ impl Pool {
             let old = idle.extract_if(.., |conn| limits.end(conn, now));
             old.for_each(|conn| conn.close());
         }
+    }
+
+    fn begin_to_wait(&self) -> Waiting<'_> {
+        let wait = (Instant::now(), self.turns.fetch_add(1, Ordering::Relaxed));
+        self.waits.lock().insert(wait);
+        Waiting { pool: self, wait }
+    }
+
+    /// How many clients wait.
+    pub fn waiting(&self) -> usize {
+        self.waits.lock().len()
+    }
+
+    /// How long the client has waited that waits longest.
+    pub fn longest_wait(&self) -> Duration {
+        let first = self.waits.lock().first().copied();
+        first.map_or(Duration::ZERO, |(since, _)| since.elapsed())
     }
 
     /// True if it has connections to this server, in use or not.

@@ -24,7 +24,7 @@ use super::pool::{Held, Place, Pool, refusal_of};
 use super::relay::relay;
 use super::socket::Socket;
 
-use message::{Startup, read_startup, replicates, settings_of};
+use message::{Startup, add_host, read_startup, replicates, settings_of};
 
 /// A message of the authentication cannot be longer.
 const AUTH_BYTES: usize = 64 << 10;
@@ -189,7 +189,12 @@ impl Visit {
     }
 
     async fn admit(&mut self) -> Result<Admitted, Turned> {
-        let startup = self.startup().await?;
+        let mut startup = self.startup().await?;
+        if let Some(host) = self.peer
+            && self.proxy.settings().config.application_name_add_host
+        {
+            add_host(&mut startup.parameters, host);
+        }
         let limit = self.proxy.settings().config.max_clients;
         if self.proxy.handles.count() >= limit {
             return Err(too_many(limit).into());

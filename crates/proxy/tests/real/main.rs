@@ -7,6 +7,7 @@ mod drivers;
 mod idle;
 mod input;
 mod kept;
+mod limits;
 mod program;
 mod reads;
 mod restart;

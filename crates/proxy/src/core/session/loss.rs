@@ -2,17 +2,15 @@
 
 use std::time::Duration;
 
-use bytes::{Bytes, BytesMut};
 use dax::ids::Epoch;
 
 use super::super::flaw::Flaw;
 use super::super::outcome::{self, Judgement, XactStatus};
-use super::super::sql::Kind;
+use super::answers::lost_answers;
 use super::ask::XidState;
 use super::doubt::{Doubt, Whereabouts};
 use super::local::{self, Durability};
 use super::reason::Reason;
-use super::slots::Ask;
 use super::unit::Unit;
 use super::{Context, Effect, Out, Phase, Role, Server, Session};
 use protocol::frame::{self, Refusal};
@@ -496,37 +494,4 @@ fn may_have_committed(unit: &Unit, has_written: bool) -> bool {
         return (unit.has_sent_commit || unit.facts.is_alone) && has_written;
     }
     unit.has_sent_commit && has_written
-}
-
-/// The answers to a `COMMIT` that has committed, and to the messages that belong to it. `None` if the client is due
-/// anything else: nobody knows what it would be.
-fn lost_answers(unit: &Unit) -> Option<Vec<Bytes>> {
-    let last = unit.facts.statements.last().and_then(|last| last.only());
-    let commits = last.is_some_and(|part| matches!(part.kind, Kind::Commit { .. }));
-    let mut answers = Vec::new();
-    let (mut is_begun, mut is_described, mut is_executed) = (false, false, false);
-    for ask in &unit.due {
-        let mut answer = BytesMut::new();
-        match ask {
-            Ask::Parse(_) if !is_executed => frame::put(&mut answer, b'1', &[]),
-            Ask::Bind if !is_executed && !is_described => frame::put(&mut answer, b'2', &[]),
-            Ask::Describe if !is_executed && !is_described => {
-                is_described = true;
-                frame::put(&mut answer, b'n', &[]);
-            }
-            // What a transaction executes last is its commit.
-            Ask::Execute | Ask::Query if commits && !is_executed => {
-                is_executed = true;
-                frame::put_complete(&mut answer, "COMMIT");
-            }
-            Ask::Close => frame::put(&mut answer, b'3', &[]),
-            Ask::Emit(bytes) => answer.extend_from_slice(bytes),
-            Ask::Sync | Ask::CopyEnd => continue,
-            _ => return None,
-        }
-        is_begun |= matches!(ask, Ask::Parse(_) | Ask::Bind | Ask::Describe);
-        answers.push(answer.freeze());
-    }
-    // What is prepared behind the commit is another statement.
-    (is_executed || !is_begun).then_some(answers)
 }

@@ -17,6 +17,7 @@
 //! certain that it did not commit; the client is told of a commit only when the log has it; an answer that
 //! was partly given is continued only by an answer that begins the same.
 
+mod answers;
 mod ask;
 mod broken;
 mod client;
@@ -367,6 +368,11 @@ impl Session {
     /// True if the client is between two transactions.
     pub fn is_idle(&self) -> bool {
         self.phase == Phase::Idle && self.status == b'I'
+    }
+
+    /// True if a transaction is open and its client has nothing under way.
+    pub fn is_idle_in_transaction(&self) -> bool {
+        self.phase == Phase::Idle && self.status != b'I'
     }
 
     /// True if a server has begun something of this session that planned work must let end.

@@ -1,11 +1,19 @@
 //! An open transaction is run again on another server, and its answers are compared (R6).
 
-use bytes::BytesMut;
+use bytes::{Bytes, BytesMut};
+use protocol::frame;
 
 use super::super::flaw::Flaw;
+use super::super::sql::Part;
+use super::super::sql::kept::Place;
+use super::kept::Binding;
 use super::reason::Reason;
-use super::unit::Unit;
+use super::slots::{Ask, To};
+use super::unit::{Noted, Unit};
 use super::{Context, Out, Phase, Session};
+
+/// What `currval` and `lastval` go by is gone.
+const FORGET: &str = "DISCARD SEQUENCES";
 
 /// How far a replay is.
 #[derive(Debug)]
@@ -121,5 +129,105 @@ impl Session {
             self.note_effects(&mut unit, status);
         }
         self.replay_next(cx, out);
+    }
+}
+
+fn part(unit: &Unit, at: usize) -> Option<&Part> {
+    let mut parts = unit.facts.statements.iter().flat_map(|all| &all.parts);
+    parts.nth(at)
+}
+
+impl Session {
+    /// An answer of the server's for the client: what has to be kept of it is.
+    pub(super) fn keep_rows(&mut self, tag: u8, frame: &[u8]) {
+        let Some(unit) = &mut self.unit else {
+            return;
+        };
+        let at = unit.complete.len();
+        let is_in_block = unit.began_in == b'T' || unit.facts.begins.is_some();
+        if matches!(tag, b'D' | b'T')
+            && is_in_block
+            && self.phase == Phase::Running
+            && part(unit, at).is_some_and(|part| part.keeps_values)
+        {
+            unit.rows.note(at, tag, frame);
+        }
+    }
+
+    /// The text of a query that is run once more, with the values that it told.
+    pub(super) fn queries_again(&mut self, unit: &Unit, noted: &Noted, out: &mut Out) -> bool {
+        let is_one = noted
+            .statement
+            .as_ref()
+            .is_some_and(|statement| statement.only().is_some_and(|part| part.keeps_values));
+        let body = frame::body(&unit.bytes[unit.written..noted.end]);
+        let text = frame::name(body).map(|(text, _)| text);
+        let again = text
+            .filter(|_| is_one && self.phase == Phase::Replaying)
+            .and_then(|text| unit.rows.again(0, text, Place::Text));
+        let Some(again) = again else {
+            return false;
+        };
+        let moves = again.moves.unwrap_or_default();
+        let first = format!("{moves};{FORGET}");
+        for (text, to) in [
+            (first.as_str(), To::Nobody),
+            (again.text.as_str(), To::Client),
+        ] {
+            frame::put(&mut out.server, b'Q', &[text.as_bytes(), b"\0"]);
+            self.slots.push(Ask::Query, to);
+        }
+        if let Some(link) = &mut self.link {
+            link.unnamed = None;
+        }
+        true
+    }
+
+    /// The same for a statement that is bound: it is prepared with parameters for the values behind the client's own. What is
+    /// bound is the next that the unit executes.
+    pub(super) fn binds_again(&mut self, unit: &Unit, noted: &Noted, out: &mut Out) -> bool {
+        let Some(prepared) = noted.prepared.as_deref() else {
+            return false;
+        };
+        let frame = &unit.bytes[unit.written..noted.end];
+        let at = unit.written_parts;
+        let is_next = part(unit, at)
+            .is_some_and(|part| part.keeps_values && prepared.statement.only() == Some(part));
+        if !is_next || self.phase != Phase::Replaying {
+            return false;
+        }
+        let written = Binding::read(frame::body(frame)).and_then(|binding| {
+            let (text, types) = frame::name(&prepared.definition)?;
+            let place = Place::Parameters(binding.parameters);
+            let again = unit.rows.again(at, text, place)?;
+            let bind = binding.with(&again.parameters);
+            Some((again, Bytes::copy_from_slice(types), bind))
+        });
+        let Some((again, types, bind)) = written else {
+            return false;
+        };
+        if let Some(moves) = &again.moves {
+            self.execute_for_us(moves, out);
+        }
+        self.execute_for_us(FORGET, out);
+        let pieces = [b"\0".as_slice(), again.text.as_bytes(), b"\0", &types];
+        frame::put(&mut out.server, b'P', &pieces);
+        self.slots.push(Ask::Parse(None), To::Nobody);
+        frame::put(&mut out.server, b'B', &[&bind]);
+        self.slots.push(Ask::Bind, To::Client);
+        if let Some(link) = &mut self.link {
+            link.unnamed = None;
+        }
+        true
+    }
+
+    /// A statement of our own among messages of the extended protocol; if it fails, so does what follows.
+    fn execute_for_us(&mut self, text: &str, out: &mut Out) {
+        frame::put(&mut out.server, b'P', &[b"\0", text.as_bytes(), b"\0\0\0"]);
+        frame::put(&mut out.server, b'B', &[b"\0\0\0\0\0\0\0\0"]);
+        frame::put(&mut out.server, b'E', &[b"\0\0\0\0\0"]);
+        for ask in [Ask::Parse(None), Ask::Bind, Ask::Execute] {
+            self.slots.push(ask, To::Nobody);
+        }
     }
 }

@@ -273,11 +273,8 @@ impl Session {
 
     /// Standbys have moved on, or the cluster has changed.
     pub fn news(&mut self, cx: &Context<'_>, out: &mut Out) {
-        let is_old = |server: &Server| {
-            server
-                .epoch()
-                .is_some_and(|epoch| epoch < cx.topology.epoch)
-        };
+        let now = cx.topology.epoch;
+        let is_old = |server: &Server| server.epoch().is_some_and(|epoch| epoch < now);
         if self.parked.as_deref().is_some_and(is_old) {
             self.parked = None;
             out.effects.push(Effect::DropParked);
@@ -286,12 +283,7 @@ impl Session {
                 return;
             }
         }
-        let is_silent = |server: &Server| match &server.role {
-            Role::Standby(name) => cx.topology.silent.contains(name),
-            Role::Active(_) => false,
-        };
-        let is_lost = |server: &Server| is_old(server) || is_silent(server);
-        if self.link.as_deref().is_some_and(is_lost) {
+        if self.link.as_deref().is_some_and(is_old) || self.is_on_silent_standby(cx) {
             self.server_lost(cx, out);
             return;
         }

@@ -27,6 +27,12 @@ impl Session {
         self.link.as_deref().is_some_and(is_standby) && parts.any(is_for_active)
     }
 
+    /// True if the standby in hand does not answer anybody.
+    pub(super) fn is_on_silent_standby(&self, cx: &Context<'_>) -> bool {
+        let role = self.link.as_deref().map(|link| &link.role);
+        matches!(role, Some(Role::Standby(name)) if cx.topology.silent.contains(name))
+    }
+
     /// True if an error tells that this is nothing for a standby, or not now.
     pub(super) fn moves_to_active(&self, code: &[u8]) -> bool {
         let is_standby = |link: &Server| matches!(link.role, Role::Standby(_));

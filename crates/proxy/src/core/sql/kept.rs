@@ -6,10 +6,14 @@
 //! `SELECT CAST($1 AS int8) AS nextval`. Invariant: a statement that is not certain to make the same rows is not rewritten; its
 //! answer is then compared, and differs.
 
+mod moves;
+
 use bytes::Bytes;
 use pg_query::protobuf::{
-    self, InsertStmt, Node, OverridingKind, RangeVar, ResTarget, SelectStmt, node::Node as Tree,
+    self, InsertStmt, Node, OverridingKind, ResTarget, SelectStmt, node::Node as Tree,
 };
+
+use moves::{Moved, literal, moves, quoted, relation_name};
 
 /// Longer texts, or more rows, are not rewritten.
 const LIMIT_BYTES: usize = 64 << 10;
@@ -168,13 +172,6 @@ fn constant(arguments: &[Node]) -> Option<&str> {
         },
         _ => None,
     }
-}
-
-/// A sequence, or the column that has one, and the highest value of it that was told.
-#[derive(Debug)]
-enum Moved {
-    Sequence(String, i64),
-    Column(String, String, i64),
 }
 
 struct Writer {
@@ -484,7 +481,7 @@ fn type_name(oid: u32) -> Option<&'static str> {
     })
 }
 
-/// A number of 2, 4 or 8 bytes in PostgreSQL's binary form.
+/// A number in PostgreSQL's binary form.
 fn binary(value: &[u8]) -> Option<i64> {
     match value.len() {
         2 => Some(i16::from_be_bytes(value.try_into().ok()?).into()),
@@ -494,195 +491,5 @@ fn binary(value: &[u8]) -> Option<i64> {
     }
 }
 
-fn literal(text: &str) -> String {
-    let doubled = text.replace('\'', "''");
-    match doubled.contains('\\') {
-        true => format!("E'{}'", doubled.replace('\\', "\\\\")),
-        false => format!("'{doubled}'"),
-    }
-}
-
-fn quoted(name: &str) -> String {
-    format!("\"{}\"", name.replace('"', "\"\""))
-}
-
-fn relation_name(relation: &RangeVar) -> String {
-    let name = quoted(&relation.relname);
-    match relation.schemaname.as_str() {
-        "" => name,
-        schema => format!("{}.{name}", quoted(schema)),
-    }
-}
-
-/// A statement that calls `nextval` until each sequence is past what was told: after a takeover it is as a rule, as
-/// PostgreSQL logs 32 values ahead. It fails where one cannot be moved: values that go down, and columns of views.
-fn moves(moved: &[Moved]) -> Option<String> {
-    if moved.is_empty() {
-        return None;
-    }
-    let list = |rows: Vec<String>, none: &str| match rows.is_empty() {
-        true => none.to_owned(),
-        false => format!("VALUES {}", rows.join(", ")),
-    };
-    let columns = moved.iter().filter_map(|one| match one {
-        Moved::Column(relation, name, value) => Some(format!(
-            "({}::pg_catalog.regclass, {}, {value}::pg_catalog.int8)",
-            literal(relation),
-            literal(name)
-        )),
-        Moved::Sequence(..) => None,
-    });
-    let sequences = moved.iter().filter_map(|one| match one {
-        Moved::Sequence(name, value) => Some(format!(
-            "({}::pg_catalog.regclass::pg_catalog.oid, {value}::pg_catalog.int8)",
-            literal(name)
-        )),
-        Moved::Column(..) => None,
-    });
-    Some(format!(
-        include_str!("moves.sql"),
-        columns = list(
-            columns.collect(),
-            "SELECT 0::pg_catalog.oid::pg_catalog.regclass, ''::pg_catalog.text, 0::pg_catalog.int8 WHERE false"
-        ),
-        sequences = list(
-            sequences.collect(),
-            "SELECT 0::pg_catalog.oid, 0::pg_catalog.int8 WHERE false"
-        ),
-    ))
-}
-
 #[cfg(test)]
-mod tests {
-    use super::*;
-
-    fn row(values: &[&str]) -> Row {
-        let told = values.iter().map(|value| match *value {
-            "NULL" => None,
-            value => Some(Bytes::copy_from_slice(value.as_bytes())),
-        });
-        told.collect()
-    }
-
-    fn rewritten(text: &str, rows: &[Row], place: Place) -> Option<Again> {
-        let column = |name: &str| Column {
-            name: name.to_owned(),
-            type_oid: 20,
-        };
-        again(text, rows, Some(&["id", "a"].map(column)), place)
-    }
-
-    fn as_text(text: &str, rows: &[Row]) -> String {
-        rewritten(text, rows, Place::Text).map_or("-".to_owned(), |again| again.text)
-    }
-
-    #[test]
-    fn an_insert_has_the_values_that_were_told() {
-        let one = [row(&["42"])];
-        for (text, again) in [
-            (
-                "INSERT INTO s.t (a) VALUES (1) RETURNING id",
-                "INSERT INTO s.t (a, id) OVERRIDING SYSTEM VALUE VALUES (1, '42') RETURNING id",
-            ),
-            (
-                "INSERT INTO t (a, id) VALUES (1, DEFAULT) RETURNING t.id AS x, t.id",
-                "INSERT INTO t (a, id) OVERRIDING SYSTEM VALUE VALUES (1, '42') RETURNING t.id AS x, t.id",
-            ),
-            (
-                "INSERT INTO t (id, a) VALUES (nextval('s'), 1) RETURNING id",
-                "INSERT INTO t (id, a) OVERRIDING SYSTEM VALUE VALUES ('42', 1) RETURNING id",
-            ),
-            (
-                "INSERT INTO t DEFAULT VALUES RETURNING id",
-                "INSERT INTO t (id) OVERRIDING SYSTEM VALUE VALUES ('42') RETURNING id",
-            ),
-        ] {
-            assert_eq!(as_text(text, &one), again);
-        }
-        let two = [row(&["42", "x'y"]), row(&["43", "NULL"])];
-        assert_eq!(
-            as_text("INSERT INTO t (b) VALUES (1), (2) RETURNING *", &two),
-            "INSERT INTO t (b, id, a) OVERRIDING SYSTEM VALUE VALUES (1, '42', 'x''y'), (2, '43', NULL) RETURNING *"
-        );
-    }
-
-    #[test]
-    fn what_an_orm_inserts_by_a_select_has_them_too() {
-        let text = "INSERT INTO t (a) SELECT p0::varchar FROM (VALUES ($1, 0), ($2, 1)) AS imp_sen(p0, sen_counter) \
-                    ORDER BY sen_counter RETURNING t.id, t.id AS id__1";
-        let rows = [row(&["42", "42"]), row(&["43", "43"])];
-        let again = rewritten(text, &rows, Place::Parameters(2)).expect("it is kept");
-        assert_eq!(
-            again.text,
-            "INSERT INTO t (a, id) OVERRIDING SYSTEM VALUE SELECT p0::varchar, imp_sen.understudy_kept_0 FROM \
-             (VALUES ($1, 0, $3::int8), ($2, 1, $4::int8)) imp_sen(p0, sen_counter, understudy_kept_0) \
-             ORDER BY sen_counter RETURNING t.id, t.id AS id__1"
-        );
-        assert_eq!(
-            again.parameters,
-            [(0, row(&["42"])[0].clone()), (0, row(&["43"])[0].clone())]
-        );
-    }
-
-    #[test]
-    fn values_are_told_again() {
-        assert_eq!(
-            as_text("SELECT nextval('s'), 1", &[row(&["7", "1"])]),
-            "SELECT '7'::int8 AS nextval, 1"
-        );
-        assert_eq!(
-            as_text("SELECT gen_random_uuid()::text AS u", &[row(&["x"])]),
-            "SELECT 'x'::uuid::text AS u"
-        );
-        let moves = rewritten("SELECT nextval('s')", &[row(&["7"])], Place::Text);
-        let moves = moves.and_then(|again| again.moves).expect("it moves");
-        assert!(
-            moves.contains("('s'::pg_catalog.regclass::pg_catalog.oid, 7::pg_catalog.int8)"),
-            "{moves}"
-        );
-    }
-
-    #[test]
-    fn only_columns_that_get_a_value_move_a_sequence() {
-        let text = "INSERT INTO t (a) VALUES ($1) RETURNING a, id";
-        let told = [row(&["9", "42"])];
-        let again = again(text, &told, None, Place::Parameters(1)).expect("it is kept");
-        let moves = again.moves.expect("it moves");
-        assert!(
-            moves.contains("('\"t\"'::pg_catalog.regclass, 'id', 42::pg_catalog.int8)"),
-            "{moves}"
-        );
-        assert!(!moves.contains("'a'"), "{moves}");
-    }
-
-    #[test]
-    fn binary_values_are_numbers_too() {
-        let eight = vec![Some(Bytes::copy_from_slice(&42_i64.to_be_bytes()))];
-        let text = "INSERT INTO t (a) VALUES ($1) RETURNING id";
-        let again = again(text, &[eight], None, Place::Parameters(1)).expect("it is kept");
-        assert!(
-            again
-                .moves
-                .is_some_and(|moves| moves.contains(" 42::") || moves.contains(", 42::"))
-        );
-    }
-
-    #[test]
-    fn what_is_not_certain_is_left_as_it_is() {
-        let one = [row(&["42"])];
-        for text in [
-            "INSERT INTO t (a) SELECT a FROM u RETURNING id",
-            "INSERT INTO t (a) VALUES (1) ON CONFLICT DO NOTHING RETURNING id",
-            "WITH c AS (SELECT 1) INSERT INTO t (a) VALUES (1) RETURNING id",
-            "INSERT INTO t VALUES (DEFAULT, 1) RETURNING id",
-            "INSERT INTO t (a) VALUES (1), (2) RETURNING id",
-            "INSERT INTO t (id) VALUES (42) RETURNING id",
-            "INSERT INTO t (a) VALUES (1)",
-            "SELECT nextval('s') FROM t",
-            "SELECT nextval('s'); SELECT 1",
-            "UPDATE t SET a = 1 RETURNING id",
-        ] {
-            assert_eq!(as_text(text, &one), "-", "{text}");
-        }
-    }
-}
+mod tests;

@@ -60,6 +60,19 @@ pub fn read_startup(minor: u32, mut body: &[u8]) -> Result<Startup, Refusal> {
     Ok(startup)
 }
 
+/// Puts the address of a client behind the name of its application.
+pub fn add_host(parameters: &mut Vec<(String, String)>, host: std::net::IpAddr) {
+    let name = "application_name";
+    match parameters.iter_mut().find(|(one, _)| one == name) {
+        Some((_, value)) if !value.is_empty() => *value = format!("{value} - {host}"),
+        Some((_, value)) => *value = host.to_string(),
+        None => {
+            parameters.push((name.to_owned(), host.to_string()));
+            parameters.sort();
+        }
+    }
+}
+
 /// True if the connection is to replicate.
 pub fn replicates(parameters: &[(String, String)]) -> bool {
     let asks = |(name, value): &(String, String)| {
