@@ -177,6 +177,11 @@ impl Cluster {
         self.run(&arguments).await.map(drop)
     }
 
+    /// From now on zones and nodes are started, and commands run, with another program; what runs stays as it is.
+    pub fn use_program(&mut self, program: &Path) {
+        program.clone_into(&mut self.options.understudy);
+    }
+
     /// Runs `understudy` with these arguments and returns what it printed.
     ///
     /// # Errors

@@ -189,6 +189,9 @@ pub struct ReplicaStatus {
     pub scrub_wanted: bool,
     /// It lost what it had and is being brought up to date: it counts in no quorum until then.
     pub rebuilding: bool,
+    /// Which forms of what is stored its release knows, if it was met ([`Forms`]).
+    #[serde(default)]
+    pub reads: Option<Forms>,
     /// Why the replica is down or refuses writes, if it does.
     pub trouble: Option<String>,
 }

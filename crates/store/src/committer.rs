@@ -20,6 +20,7 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use bytes::{Bytes, BytesMut};
+use dax::forms::Forms;
 use dax::ids::{BlockKey, Epoch};
 use dax::membership::Membership;
 use dax::replica::{Fence, WriteLink};
@@ -86,6 +87,8 @@ pub(crate) struct Round {
     pub retentions: Vec<(Arc<Volume>, Retention)>,
     pub memberships: Vec<(Arc<Volume>, Box<Membership>)>,
     pub sightings: Vec<(Arc<Volume>, Arc<Sightings>)>,
+    /// What may be in volumes from now on.
+    pub forms: Vec<(Arc<Volume>, Forms)>,
     /// Volumes that lack what this store had acknowledged.
     pub went_back: Vec<(Arc<Volume>, Forgiven)>,
     /// Volumes that are complete again.
@@ -273,6 +276,9 @@ impl Committer {
         for volume in round.rebuilt {
             tracing::info!(volume = %volume.name, "rebuilt");
             volume.publish_rebuilt();
+        }
+        for (volume, forms) in round.forms {
+            volume.publish_forms(forms);
         }
         self.publish(round.grants, round.retentions);
         self.publish_members(round.memberships);

@@ -6,6 +6,7 @@ use std::sync::Arc;
 
 use bytes::Bytes;
 use dax::error::{Error, ErrorKind};
+use dax::forms::Forms;
 use dax::ids::{Epoch, Generation, StoreId, Version, VolumeName};
 use dax::membership::Membership;
 use dax::replica::{Claim, Heard, Refusal, replaces};
@@ -221,6 +222,9 @@ impl Committer {
                 owner,
                 settled,
             } => {
+                if let Err(e) = volume.forms().check_reader(conn.reads()) {
+                    return Ok(Some(error(&e)));
+                }
                 if let Err(e) = volume.check_complete()
                     && !settled
                 {
@@ -265,6 +269,11 @@ impl Committer {
                     Some(e) => error(&e),
                     None => {
                         let record = StoredRecord { version, value };
+                        if name == Forms::RECORD
+                            && let Some(forms) = meta::written_forms(record.clone())
+                        {
+                            round.forms.push((volume.clone(), forms));
+                        }
                         self.put_record(&volume, &name, record, round)?
                     }
                 }

@@ -147,7 +147,7 @@ impl Replica {
         };
         let conn = Arc::new(Conn::collecting(id, &self.socket));
         if let Some(volume) = volume {
-            conn.bind(volume);
+            conn.bind(volume, dax::forms::Forms::NEWEST);
         }
         process.conns.insert(id, conn.clone());
         process.shared.conns.lock().insert(id, conn);

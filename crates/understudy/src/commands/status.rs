@@ -4,8 +4,9 @@ use std::time::{Duration, SystemTime};
 
 use coordination::channel::{self, Party, Request};
 use coordination::records::{
-    Cluster, Control, EngineFacts, Heartbeat, Member, MemberState, Record, Role,
+    Cluster, Control, EngineFacts, Heartbeat, Member, MemberState, Record, Role, written_forms,
 };
+use dax::forms::Forms;
 use dax::ids::{Generation, ReplicaId};
 use dax::storage::{ReplicaStatus, StorageCounters, Usage};
 use serde::Serialize;
@@ -43,6 +44,8 @@ pub(super) struct Status {
     heartbeat: Option<Heartbeat>,
     /// What operators want of the whole cluster.
     pub control: Control,
+    /// Which forms of what is stored may be written.
+    pub forms: Forms,
     pub nodes: Vec<Node>,
     pub replicas: Vec<Replica>,
     /// If Apache Cassandra keeps the blocks.
@@ -113,13 +116,14 @@ pub async fn run(args: cli::Status) -> anyhow::Result<Code> {
 /// Asks the registry and every node.
 pub(super) async fn look(registry: &Registry) -> anyhow::Result<Status> {
     let storage = &*registry.storage;
-    let (cluster, engine, heartbeat, members, control) = in_time(async {
+    let (cluster, engine, heartbeat, members, control, forms) = in_time(async {
         Ok((
             Cluster::load(storage).await?,
             EngineFacts::load(storage).await?,
             Heartbeat::load(storage).await?,
             Member::list(storage).await?,
             Control::read(storage).await?,
+            written_forms(storage).await?,
         ))
     })
     .await?;
@@ -155,6 +159,7 @@ pub(super) async fn look(registry: &Registry) -> anyhow::Result<Status> {
         engine,
         heartbeat,
         control,
+        forms,
         replicas: replicas
             .into_iter()
             .map(|status| Replica::new(status, &usage))
@@ -254,6 +259,9 @@ fn table(status: &Status) -> String {
         (None, _) => "NOBODY SERVES\n\n".to_owned(),
     });
     out.push_str(&notes(&status.control));
+    if status.forms < Forms::NEWEST {
+        out.push_str(" Upgrade not finished: see understudy upgrade status\n");
+    }
     let members = status.nodes.iter().map(|node| &node.member);
     out.push_str(&member_notes(
         &status.control,
@@ -520,6 +528,7 @@ impl Status {
             engine: None,
             heartbeat: None,
             control: Control::default(),
+            forms: Forms::NEWEST,
             nodes,
             replicas: Vec::new(),
             cassandra: None,

@@ -3,6 +3,7 @@
 use std::collections::{BTreeMap, HashSet};
 
 use crate::error::{Error, ErrorKind, Result};
+use crate::forms::Forms;
 use crate::ids::{BlockIndex, BlockKey, Epoch, FileId, Generation, ReplicaId, StoreId, Version};
 use crate::membership::Membership;
 use crate::sightings::{Sighting, Sightings};
@@ -229,8 +230,8 @@ impl Shared {
     }
 
     /// A replica is there (again): announce the epoch, then send what it lacks, then the broadcasts.
-    pub fn replica_up(&mut self, replica: ReplicaId, takes_bases: bool) {
-        self.links.connected(replica, takes_bases, self.now);
+    pub fn replica_up(&mut self, replica: ReplicaId, reads: Forms) {
+        self.links.connected(replica, reads, self.now);
         #[cfg(test)]
         let late = self.flaw == Some(Flaw::UnadmittedReads);
         #[cfg(not(test))]
