@@ -18,6 +18,7 @@ use crate::ids::{
 };
 use crate::membership::{Change, Membership};
 pub use crate::settings::{MAX_REPLICAS, Protocol, VolumeSettings};
+use crate::writer::differences::Contents;
 
 /// Who owns the highest epoch that a quorum knows.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -164,6 +165,41 @@ pub struct ScrubPage {
     pub unreadable: Vec<BlockKey>,
     /// Where the next part begins; `None` after the last.
     pub next: Option<ScrubCursor>,
+}
+
+/// A block that is about to be written.
+#[derive(Debug, Clone)]
+pub struct Prepared {
+    /// Its contents.
+    pub data: Bytes,
+    /// The same as they are kept, for a write in this generation.
+    packed: Option<(Generation, Contents)>,
+}
+
+impl Prepared {
+    /// A block for which nothing was done in advance.
+    pub fn plain(data: Bytes) -> Prepared {
+        Prepared { data, packed: None }
+    }
+
+    /// A block with its contents as they are kept if it is written in this generation.
+    pub fn packed(data: Bytes, generation: Generation, contents: Contents) -> Prepared {
+        Prepared {
+            data,
+            packed: Some((generation, contents)),
+        }
+    }
+
+    /// The contents as they are kept in this generation, if that was done; otherwise the block as it was.
+    ///
+    /// # Errors
+    /// The block as it was.
+    pub fn contents(self, generation: Generation) -> std::result::Result<Contents, Bytes> {
+        match self.packed {
+            Some((prepared, contents)) if prepared == generation => Ok(contents),
+            _ => Err(self.data),
+        }
+    }
 }
 
 /// How a replica looks from this client.
@@ -335,6 +371,25 @@ pub trait Storage: Send + Sync + 'static {
     /// # Errors
     /// `Fenced`, or `Invalid` if the handle owns no epoch.
     fn write(&self, key: BlockKey, generation: Generation, data: Bytes) -> Result<Version>;
+
+    /// Does what a write can do in advance: packing, which takes longer than the rest. For whoever holds a lock while it
+    /// [writes](Storage::write_prepared). Nothing is written, and `generation` may be another one then.
+    fn prepare(&self, _key: BlockKey, _generation: Generation, data: Bytes) -> Prepared {
+        Prepared::plain(data)
+    }
+
+    /// As [`write`](Storage::write), of a block that was [prepared](Storage::prepare).
+    ///
+    /// # Errors
+    /// As [`write`](Storage::write).
+    fn write_prepared(
+        &self,
+        key: BlockKey,
+        generation: Generation,
+        block: Prepared,
+    ) -> Result<Version> {
+        self.write(key, generation, block.data)
+    }
 
     /// Waits until a write may be acknowledged to whoever made it: not at all under an optimistic
     /// [`Protocol`], until it is synced under the others.
