@@ -474,13 +474,9 @@ fn start(options: &Options, member: &mut Member) -> anyhow::Result<()> {
     if let Some(filter) = &options.log_filter {
         command.env("RUST_LOG", filter);
     }
-    let log = log_of(options, &member.name);
+    let log = options.log_of(&member.name);
     member.process = Some(Process::spawn(&member.name, command, &log)?);
     Ok(())
-}
-
-fn log_of(options: &Options, name: &str) -> PathBuf {
-    options.logs().join(format!("{name}.log"))
 }
 
 /// Creates a directory of its own for a cluster; others may look inside but not write.

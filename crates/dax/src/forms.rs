@@ -43,7 +43,7 @@ impl Forms {
     pub fn of_protocol(protocol: u16) -> Forms {
         match protocol {
             ..PROTOCOL_OF_BASES => Forms::WHOLE_BLOCKS,
-            ..PROTOCOL_OF_FORMS => Forms::RELEASE_0_1,
+            PROTOCOL_OF_BASES..PROTOCOL_OF_FORMS => Forms::RELEASE_0_1,
             _ => Forms::NEWEST,
         }
     }

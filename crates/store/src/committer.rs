@@ -59,6 +59,11 @@ pub(crate) struct Committer {
     /// Wrong on purpose: it does not look at them.
     #[cfg(test)]
     pub(crate) undone_forgotten: bool,
+    /// Wrong on purpose: a write is put behind whatever is there; one whose beginning cannot be read is refused for that.
+    #[cfg(test)]
+    pub(crate) base_believed: bool,
+    #[cfg(test)]
+    pub(crate) base_holds_up: bool,
     round: Round,
     /// The work of a step; empty between steps, kept for its memory.
     work: Vec<Work>,
@@ -178,6 +183,10 @@ impl Committer {
             undone: HashSet::new(),
             #[cfg(test)]
             undone_forgotten: false,
+            #[cfg(test)]
+            base_believed: false,
+            #[cfg(test)]
+            base_holds_up: false,
             versions: Versions::new(REMEMBERED_SLOTS),
             room: Room::new(),
             round: Round::default(),

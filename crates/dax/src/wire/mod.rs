@@ -31,11 +31,12 @@ mod members;
 mod request;
 mod response;
 
+pub use crate::contents::Base;
 pub use frame::{
     Frame, FrameReader, MAX_FRAME_BYTES, MAX_GREETING_BYTES, MAX_REQUEST_BYTES, MAX_WELCOME_BYTES,
     read_frame,
 };
-pub use request::{Base, BlockWrite, Request};
+pub use request::{BlockWrite, Request};
 pub use response::{InventoryEntry, RecordEntry, Response, StoredBlock, StoredRecord};
 
 use bytes::Bytes;
@@ -131,5 +132,7 @@ impl BlockWrite {
     }
 }
 
+#[cfg(test)]
+mod golden_test;
 #[cfg(test)]
 mod tests;

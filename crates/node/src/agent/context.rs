@@ -26,7 +26,6 @@ use tokio::sync::watch;
 use volume::lsn::Lsn;
 use volume::view::Ownership;
 
-use super::controls::Known;
 use super::driver::MachineDriver;
 use super::error::{AgentError, Result};
 use super::slow::Skips;
@@ -51,6 +50,14 @@ impl Reached {
     pub(crate) fn get(&self) -> (Lsn, Lsn) {
         *self.0.lock()
     }
+}
+
+/// What was read last of what concerns the whole cluster.
+pub(crate) struct Known {
+    /// What operators want.
+    pub control: watch::Receiver<Control>,
+    /// Which forms may be in the volume, once that was read.
+    pub forms: watch::Receiver<Option<Forms>>,
 }
 
 /// See the module.

@@ -13,7 +13,7 @@ use dax::storage::Storage;
 use tokio::sync::watch;
 use tokio::task::JoinHandle;
 
-use super::context;
+use super::context::{self, Known};
 use crate::config::Config;
 
 /// How often the record is read.
@@ -38,14 +38,6 @@ impl Controls {
         let task = tokio::spawn(run(config, known, written));
         (Controls { task }, Known { control, forms })
     }
-}
-
-/// What was read last.
-pub(crate) struct Known {
-    /// What operators want.
-    pub control: watch::Receiver<Control>,
-    /// Which forms may be in the volume, once that was read.
-    pub forms: watch::Receiver<Option<Forms>>,
 }
 
 /// Reads which forms may be in the volume.

@@ -1,6 +1,6 @@
 //! `understudy status`: what the zones' records and the nodes themselves say.
 
-use std::time::{Duration, SystemTime};
+use std::time::Duration;
 
 use coordination::channel::{self, Party, Request};
 use coordination::records::{
@@ -14,7 +14,7 @@ use serde_json::Value;
 use volume::standby::{OverlayStats, ReadStats};
 
 use super::cassandra::CassandraView;
-use super::notes::{member_notes, notes, version_number};
+use super::notes::{ago, member_notes, notes, version_number};
 use super::proxies;
 use super::registry::{Registry, in_time};
 use super::watch::{self, Picture};
@@ -320,16 +320,6 @@ fn restored(protection: Option<&Value>) -> String {
     took.map_or(String::new(), |ms| {
         format!(", restored within {} ms", thousands(ms))
     })
-}
-
-/// How long ago that was, by this machine's clock.
-fn ago(unix_ms: u64) -> String {
-    let now = SystemTime::now()
-        .duration_since(SystemTime::UNIX_EPOCH)
-        .unwrap_or_default();
-    let past = now.saturating_sub(Duration::from_millis(unix_ms));
-    let past = Duration::from_secs(past.as_secs());
-    format!(" for {}", humantime::format_duration(past))
 }
 
 fn node_line(node: &Node) -> String {

@@ -14,6 +14,7 @@
 
 mod lazy;
 mod missed;
+mod report;
 mod seats;
 mod unproven;
 mod writes;
@@ -23,7 +24,7 @@ use std::collections::{BTreeMap, BTreeSet, HashSet, VecDeque};
 use crate::forms::Forms;
 use crate::ids::{BlockKey, Generation, ReplicaId, StoreId, Version, ZoneId};
 use crate::sightings::{Position, Sighting};
-use crate::storage::{ReplicaStatus, VolumeSettings};
+use crate::storage::VolumeSettings;
 use crate::wire::Request;
 
 use super::{Asker, Effect, Effects, OpId, Time};
@@ -523,27 +524,6 @@ impl Links {
             }
         }
         (ping, silent)
-    }
-
-    pub fn status(&self) -> Vec<ReplicaStatus> {
-        let status = |(replica, link): (ReplicaId, &Link)| ReplicaStatus {
-            replica,
-            zone: link.zone,
-            address: link.address.clone(),
-            store: link.store,
-            up: link.up,
-            round_trip: link.round_trip,
-            pending_bytes: link.pending_bytes,
-            missed_blocks: link.missed.len() as u64 + link.missed_unknown,
-            scrub_wanted: link.missed_unknown > 0,
-            rebuilding: link.rebuilding,
-            reads: link.reads,
-            trouble: link.trouble.clone(),
-        };
-        let there = self.each().filter(|(_, link)| !link.gone);
-        let mut status: Vec<ReplicaStatus> = there.map(status).collect();
-        status.sort_by_key(|replica| replica.zone);
-        status
     }
 }
 

@@ -3,7 +3,6 @@
 use std::collections::{BTreeMap, HashSet};
 
 use crate::error::{Error, ErrorKind, Result};
-use crate::forms::Forms;
 use crate::ids::{BlockIndex, BlockKey, Epoch, FileId, Generation, ReplicaId, StoreId, Version};
 use crate::membership::Membership;
 use crate::sightings::{Sighting, Sightings};
@@ -230,7 +229,7 @@ impl Shared {
     }
 
     /// A replica is there (again): announce the epoch, then send what it lacks, then the broadcasts.
-    pub fn replica_up(&mut self, replica: ReplicaId, reads: Forms) {
+    pub fn replica_up(&mut self, replica: ReplicaId, reads: crate::forms::Forms) {
         self.links.connected(replica, reads, self.now);
         #[cfg(test)]
         let late = self.flaw == Some(Flaw::UnadmittedReads);
