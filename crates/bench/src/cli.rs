@@ -434,6 +434,10 @@ pub struct BenchChaos {
     /// The heartbeat's preset: fast, normal or wide.
     #[arg(long, default_value = "normal", value_parser = ["fast", "normal", "wide"])]
     pub heartbeat: String,
+    /// The program of the release before, as scripts/release-before prints it: everybody has it at first, and members are
+    /// upgraded and go back all the time.
+    #[arg(long, value_name = "PROGRAM")]
+    pub before: Option<PathBuf>,
     /// Something that is wrong on purpose: the run has to fail.
     #[arg(long, value_enum)]
     pub flaw: Option<crate::chaos::Flaw>,

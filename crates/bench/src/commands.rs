@@ -274,6 +274,7 @@ async fn run_chaos(args: cli::BenchChaos) -> anyhow::Result<Code> {
         bin: programs::find(args.programs.bin.as_deref())?,
         dir: workspace.path().to_owned(),
         understudy: understudy()?,
+        before: args.before,
         duration: either(args.duration, 60, 600),
         seed: args.seed,
         rate: f64::from(args.rate),

@@ -321,7 +321,8 @@ impl Volumes {
             }),
             membership: Mutex::new(None),
             sightings: Mutex::default(),
-            forms: AtomicU32::new(Forms::default().0),
+            // Nobody is kept out before a record says so.
+            forms: AtomicU32::new(Forms::WHOLE_BLOCKS.0),
             retention: Mutex::new(None),
             slots: AtomicU64::new(0),
             candidates: Mutex::default(),
