@@ -5,7 +5,6 @@
 use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
 
-use super::Options;
 use super::faults::Member;
 
 /// See the module.
@@ -18,10 +17,10 @@ pub(super) struct Releases {
 
 impl Releases {
     /// All have the release before.
-    pub fn begin(before: PathBuf, options: &Options) -> Releases {
+    pub fn begin(before: PathBuf, new: PathBuf) -> Releases {
         Releases {
             before,
-            new: options.understudy.clone(),
+            new,
             upgraded: BTreeSet::new(),
         }
     }

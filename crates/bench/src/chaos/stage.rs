@@ -108,7 +108,7 @@ impl Stage {
         let sites = Arc::new(Sites::apart(&names, |_, _| Duration::ZERO)?);
         let clocks = Clocks::find(&options.dir.join("clocks"))?;
         let disks = (0..SIZE.zones)
-            .map(|zone| Disk::mount(&options.dir.join(name(Member::Zone(zone))), DISK_BYTES))
+            .map(|zone| Disk::mount_losing(&options.dir.join(name(Member::Zone(zone))), DISK_BYTES))
             .collect::<anyhow::Result<Vec<Disk>>>()?;
         let settings = settings(options, &sites, clocks.as_ref())?;
         let mut cluster = Cluster::create(settings)?;
@@ -143,7 +143,7 @@ impl Stage {
             releases: options
                 .before
                 .clone()
-                .map(|before| Releases::begin(before, options)),
+                .map(|before| Releases::begin(before, options.understudy.clone())),
             spare: MEMBERS,
             exchanging: false,
             lines: Vec::new(),

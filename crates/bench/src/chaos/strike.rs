@@ -146,6 +146,7 @@ impl Stage {
             | Fault::JumpClock(target, _)
             | Fault::Restart(target)
             | Fault::Reinit(target)
+            | Fault::LosePower(target)
             | Fault::Release(target) => target,
             Fault::LoseDisk(zone) | Fault::FillDisk(zone) | Fault::RotDisk(zone, _) => {
                 Target::Zone(zone)
@@ -210,7 +211,20 @@ impl Stage {
             Fault::Reinit(_) => self.order(&["reinit"], Some(member)),
             Fault::Exchange(zone) => self.order_exchange(zone),
             Fault::Release(_) => Ok(self.exchange_release(member, until)),
+            Fault::LosePower(_) => self.lose_power(member, until),
         }
+    }
+
+    /// Kills a zone, and takes from its disk what was not synced.
+    fn lose_power(&mut self, member: Member, until: Duration) -> anyhow::Result<Outcome> {
+        let Member::Zone(zone) = member else {
+            return Ok(Err(Refusal::Nobody));
+        };
+        if let Err(why) = self.strike_dead(member, Part::Whole, until) {
+            return Ok(Err(why));
+        }
+        self.disks[usize::from(zone)].lose_power()?;
+        Ok(Ok(()))
     }
 
     /// Kills a member, which is started with the other release then.
