@@ -12,7 +12,7 @@ DEMO_PROGRAM = "$$(scripts/target-dir)"/demo/understudy demo
 
 .DEFAULT_GOAL := help
 .PHONY: help packages build deb demo demo-proxy demo-mirror demo-vm demo-mariadb bench bench-peers check sim sim-zones sim-cassandra sim-standby sim-node sim-proxy sim-mirror sim-vm test test-unit test-system \
-	test-versions test-servers test-vm test-package test-cassandra test-drivers test-crowd clean
+	test-versions test-upgrade test-servers test-vm test-package test-cassandra test-drivers test-crowd clean
 
 help: ## List what there is to run.
 	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## (.*)/  make \1\t\2/' | expand -t 22
@@ -71,6 +71,9 @@ test-system: packages ## Test whole clusters: they are started, loaded, killed a
 
 test-versions: packages ## Test whole clusters with PostgreSQL 16 to 18, and a minor upgrade; downloads the servers.
 	scripts/system-tests versions
+
+test-upgrade: packages ## Test the release before and this one in one cluster, upgraded and back; builds that release.
+	scripts/system-tests upgrade
 
 test-servers: packages ## Test clusters with MySQL and with a newer MariaDB, which are downloaded.
 	scripts/system-tests servers

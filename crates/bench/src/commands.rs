@@ -274,6 +274,7 @@ async fn run_chaos(args: cli::BenchChaos) -> anyhow::Result<Code> {
         bin: programs::find(args.programs.bin.as_deref())?,
         dir: workspace.path().to_owned(),
         understudy: understudy()?,
+        before: args.before,
         duration: either(args.duration, 60, 600),
         seed: args.seed,
         rate: f64::from(args.rate),
@@ -284,10 +285,8 @@ async fn run_chaos(args: cli::BenchChaos) -> anyhow::Result<Code> {
         report = Box::pin(chaos::run(&options, say)) => report,
         () = interrupted() => return Ok(Code::Interrupted),
     };
-    keep_unless(
-        &mut workspace,
-        matches!(&result, Ok(report) if report.passed),
-    );
+    let passed = matches!(&result, Ok(report) if report.passed);
+    keep_unless(&mut workspace, passed);
     let mut report = result?;
     report.data = workspace.is_kept().then(|| workspace.path().to_owned());
     print(&args.common, &report, chaos::table)?;

@@ -1,19 +1,51 @@
 //! Disks of their own for zones, which can be emptied, and which have as much room as one says: file systems in
-//! memory, whose size can be changed while they are used. Nothing fills a real disk, and no loop devices are needed.
+//! memory, whose size can be changed while they are used. Nothing fills a real disk. One that can lose power is a file system
+//! of its own (ext4) on a loop device over such memory: what was not synced is gone then.
 //!
 //! Invariant: a [`Disk`] that is dropped is not mounted any more.
 
+use std::fs::File;
+use std::os::fd::AsRawFd;
 use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::time::{Duration, Instant};
 
 use anyhow::Context;
 use nix::mount::{MntFlags, MsFlags, mount, umount2};
 use nix::sys::statvfs::statvfs;
 
+/// What the memory below an image holds besides it.
+const IMAGE_SPARE: u64 = 64 << 20;
+/// A process that was killed may hold files a little longer.
+const UNMOUNT_WITHIN: Duration = Duration::from_secs(10);
+/// `EXT4_GOING_FLAGS_NOLOGFLUSH`: neither data nor the file system's own log is written any more.
+const NOTHING_WRITTEN: u32 = 2;
+
+// EXT4_IOC_SHUTDOWN, whose number says that it reads, and which writes.
+nix::ioctl_write_ptr_bad!(
+    /// Shuts a file system down as it is on its disk.
+    shut_down,
+    nix::request_code_read!(b'X', 125, size_of::<u32>()),
+    u32
+);
+
+/// Runs a command that must work.
+fn run(command: &mut Command) -> anyhow::Result<()> {
+    let output = command
+        .output()
+        .with_context(|| format!("cannot run {:?}", command.get_program()))?;
+    let said = String::from_utf8_lossy(&output.stderr).into_owned();
+    anyhow::ensure!(output.status.success(), "{command:?}: {}", said.trim());
+    Ok(())
+}
+
 /// A mounted disk. See the module.
 #[derive(Debug)]
 pub struct Disk {
     path: PathBuf,
+    /// The image on a disk below, if it is one that can lose power.
+    image: Option<(PathBuf, Box<Disk>)>,
 }
 
 impl Disk {
@@ -31,7 +63,55 @@ impl Disk {
         })?;
         Ok(Disk {
             path: path.to_owned(),
+            image: None,
         })
+    }
+
+    /// The same, of a disk that can [lose power](Disk::lose_power).
+    ///
+    /// # Errors
+    /// As of [`mount`](Disk::mount); also if there are no loop devices.
+    pub fn mount_losing(path: &Path, bytes: u64) -> anyhow::Result<Disk> {
+        let below = Disk::mount(&path.with_extension("below"), bytes + IMAGE_SPARE)?;
+        let image = below.path.join("image");
+        File::create(&image)?.set_len(bytes)?;
+        run(Command::new("mkfs.ext4")
+            .args(["-q", "-F", "-m", "0"])
+            .arg(&image))?;
+        std::fs::create_dir_all(path)?;
+        let disk = Disk {
+            path: path.to_owned(),
+            image: Some((image, Box::new(below))),
+        };
+        disk.mount_image()?;
+        Ok(disk)
+    }
+
+    fn mount_image(&self) -> anyhow::Result<()> {
+        let (image, _) = self.image.as_ref().context("a disk in memory")?;
+        run(Command::new("mount")
+            .args(["-o", "loop"])
+            .arg(image)
+            .arg(&self.path))
+    }
+
+    /// Loses power, and has it again: what was not synced is gone. Nobody may use it.
+    ///
+    /// # Errors
+    /// It is a disk that cannot, or somebody uses it.
+    pub fn lose_power(&self) -> anyhow::Result<()> {
+        anyhow::ensure!(self.image.is_some(), "this disk cannot lose power");
+        let root = File::open(&self.path)?;
+        // SAFETY: the file is open, and the kernel reads a number from there.
+        unsafe { shut_down(root.as_raw_fd(), &NOTHING_WRITTEN) }
+            .context("the file system cannot be shut down")?;
+        drop(root);
+        let deadline = Instant::now() + UNMOUNT_WITHIN;
+        while let Err(error) = umount2(&self.path, MntFlags::empty()) {
+            anyhow::ensure!(Instant::now() < deadline, "a disk is in use: {error}");
+            std::thread::sleep(Duration::from_millis(50));
+        }
+        self.mount_image()
     }
 
     /// Where it is mounted.
@@ -53,10 +133,29 @@ impl Disk {
     /// # Errors
     /// It holds more than that.
     pub fn resize(&self, bytes: u64) -> anyhow::Result<()> {
+        if self.image.is_some() {
+            return self.fill_up(bytes);
+        }
         let size = format!("size={bytes}");
         let none: Option<&str> = None;
         mount(none, &self.path, none, MsFlags::MS_REMOUNT, Some(&*size))
             .context("cannot change the size of a disk")
+    }
+
+    /// Takes the room beyond so many bytes, with a file that nobody reads.
+    fn fill_up(&self, bytes: u64) -> anyhow::Result<()> {
+        let ballast = self.path.join("ballast");
+        if ballast.exists() {
+            std::fs::remove_file(&ballast)?;
+        }
+        let said = statvfs(&self.path).context("cannot tell how large a disk is")?;
+        let too_much = (said.blocks() * said.fragment_size()).saturating_sub(bytes);
+        if too_much > 0 {
+            let file = File::create(&ballast)?;
+            let bytes = i64::try_from(too_much)?;
+            nix::fcntl::fallocate(&file, nix::fcntl::FallocateFlags::empty(), 0, bytes)?;
+        }
+        Ok(())
     }
 
     /// Removes everything. Nobody may use it.
@@ -164,5 +263,27 @@ mod tests {
         drop(disk);
         let table = std::fs::read_to_string("/proc/self/mountinfo").unwrap();
         assert!(!table.contains(path.to_str().unwrap()));
+    }
+
+    #[test]
+    fn what_was_not_synced_is_gone_with_the_power() {
+        if !nix::unistd::geteuid().is_root() || !Path::new("/dev/loop-control").exists() {
+            return;
+        }
+        let dir = tempfile::tempdir().unwrap();
+        let disk = Disk::mount_losing(&dir.path().join("disk"), 64 << 20).unwrap();
+        let file = |name: &str| disk.path().join(name);
+        std::fs::write(file("synced"), vec![7; 1 << 20]).unwrap();
+        File::open(file("synced")).unwrap().sync_all().unwrap();
+        File::open(disk.path()).unwrap().sync_all().unwrap();
+        std::fs::write(file("lost"), vec![7; 1 << 20]).unwrap();
+        disk.lose_power().unwrap();
+        assert_eq!(std::fs::read(file("synced")).unwrap(), vec![7; 1 << 20]);
+        assert!(!file("lost").exists());
+        // The file system keeps some for itself.
+        disk.resize(disk.used_bytes().unwrap() + (4 << 20)).unwrap();
+        assert!(std::fs::write(file("large"), vec![7; 8 << 20]).is_err());
+        disk.resize(64 << 20).unwrap();
+        std::fs::write(file("large"), vec![7; 8 << 20]).unwrap();
     }
 }

@@ -177,6 +177,11 @@ impl Cluster {
         self.run(&arguments).await.map(drop)
     }
 
+    /// From now on zones and nodes are started, and commands run, with another program; what runs stays as it is.
+    pub fn use_program(&mut self, program: &Path) {
+        program.clone_into(&mut self.options.understudy);
+    }
+
     /// Runs `understudy` with these arguments and returns what it printed.
     ///
     /// # Errors
@@ -469,13 +474,9 @@ fn start(options: &Options, member: &mut Member) -> anyhow::Result<()> {
     if let Some(filter) = &options.log_filter {
         command.env("RUST_LOG", filter);
     }
-    let log = log_of(options, &member.name);
+    let log = options.log_of(&member.name);
     member.process = Some(Process::spawn(&member.name, command, &log)?);
     Ok(())
-}
-
-fn log_of(options: &Options, name: &str) -> PathBuf {
-    options.logs().join(format!("{name}.log"))
 }
 
 /// Creates a directory of its own for a cluster; others may look inside but not write.

@@ -25,7 +25,7 @@ use crate::clients::session::connect;
 use crate::process::Process;
 use crate::sites::{Sites, hba_file};
 use crate::stock::{Place, Stock};
-use crate::{Cluster, Options as ClusterOptions, log_of, ports};
+use crate::{Cluster, Options as ClusterOptions, ports};
 
 /// The database that is mirrored.
 pub const DATABASE: &str = "app";
@@ -222,7 +222,7 @@ impl Mirror {
         command
             .args(["mirror", "run", "--until-stdin-closes", "--config"])
             .arg(&manager.config);
-        let log = log_of(self.zones.options(), NAMES[at]);
+        let log = self.zones.options().log_of(NAMES[at]);
         let mut process = Process::spawn(NAMES[at], command, &log)?;
         let host = self.options.address_of(NAMES[at]).to_string();
         let address = (host.as_str(), manager.listen);

@@ -10,7 +10,7 @@ use nix::unistd::Pid;
 
 use super::clients::schema::Server;
 use super::process::Process;
-use super::{Cluster, log_of, ports};
+use super::{Cluster, ports};
 
 const NAME: &str = "proxy";
 /// Its zones must have answered by then.
@@ -78,7 +78,7 @@ impl Cluster {
         command
             .args(["proxy", "--until-stdin-closes", "--config"])
             .arg(&config);
-        let log = log_of(&self.options, NAME);
+        let log = self.options.log_of(NAME);
         let server = Server {
             host: address.to_string(),
             port,

@@ -127,6 +127,11 @@ impl Options {
         self.dir.join("logs")
     }
 
+    /// The log of one of them.
+    pub(super) fn log_of(&self, name: &str) -> PathBuf {
+        self.logs().join(format!("{name}.log"))
+    }
+
     /// The network file, if a network is emulated.
     pub(super) fn network_file(&self) -> PathBuf {
         self.dir.join("network.toml")

@@ -28,7 +28,7 @@ use serde::de::DeserializeOwned;
 pub use cluster::Cluster;
 pub use control::{Control, EditError, Paused, ScheduledSwitchover, edit_control};
 pub use engine::EngineFacts;
-pub use forms::{NotRaised, WrittenForms, check_raise, readable_by_all};
+pub use forms::{NotRaised, check_raise, finish_upgrade, raise_forms, written_forms};
 pub use heartbeat::{ActiveState, Heartbeat};
 pub use history::{
     Cause, Decider, HistoryEntry, Lsns, OldActive, PhaseTiming, append_history, read_history,

@@ -32,6 +32,7 @@ pub mod client;
 #[cfg(any(test, feature = "conformance"))]
 #[allow(clippy::unwrap_used, reason = "a test suite, for others to run")]
 pub mod conformance;
+mod contents;
 pub mod credentials;
 mod entropy;
 pub mod error;
@@ -45,6 +46,7 @@ mod settings;
 pub mod sightings;
 #[cfg(any(test, feature = "simulation"))]
 pub mod simulation;
+mod status;
 pub mod storage;
 pub mod tls;
 pub mod wire;

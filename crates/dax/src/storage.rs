@@ -5,19 +5,17 @@
 //! everything in the process for tests. The suite `crate::conformance` (a feature) says what all
 //! of them must do. A handle belongs to one volume and is cheap to clone behind an `Arc`.
 
-use std::time::Duration;
-
 use async_trait::async_trait;
 use bytes::Bytes;
 use serde::{Deserialize, Serialize};
 
+pub use crate::contents::Prepared;
 use crate::error::{Error, ErrorKind, Result};
 use crate::forms::Forms;
-use crate::ids::{
-    BlockIndex, BlockKey, Epoch, FileId, Generation, NodeName, ReplicaId, StoreId, Version, ZoneId,
-};
+use crate::ids::{BlockIndex, BlockKey, Epoch, FileId, Generation, NodeName, ReplicaId, Version};
 use crate::membership::{Change, Membership};
 pub use crate::settings::{MAX_REPLICAS, Protocol, VolumeSettings};
+pub use crate::status::{ReplicaStatus, StorageCounters};
 
 /// Who owns the highest epoch that a quorum knows.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -166,64 +164,6 @@ pub struct ScrubPage {
     pub next: Option<ScrubCursor>,
 }
 
-/// How a replica looks from this client.
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
-pub struct ReplicaStatus {
-    /// Which replica.
-    pub replica: ReplicaId,
-    /// The zone it is in.
-    pub zone: ZoneId,
-    /// Its address as configured.
-    pub address: String,
-    /// Which store answered there last, if one did and said so.
-    pub store: Option<StoreId>,
-    /// True if a connection stands.
-    pub up: bool,
-    /// A recent round trip, if one was measured.
-    pub round_trip: Option<Duration>,
-    /// Bytes written but not yet acknowledged by this replica.
-    pub pending_bytes: u64,
-    /// Blocks that it is known to lack, about; they are sent in the background.
-    pub missed_blocks: u64,
-    /// It missed more than could be remembered: only a scrub finds it.
-    pub scrub_wanted: bool,
-    /// It lost what it had and is being brought up to date: it counts in no quorum until then.
-    pub rebuilding: bool,
-    /// Why the replica is down or refuses writes, if it does.
-    pub trouble: Option<String>,
-}
-
-/// Counts what a handle did since it was opened.
-#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
-pub struct StorageCounters {
-    /// Blocks written.
-    pub writes: u64,
-    /// Sync points completed.
-    pub syncs: u64,
-    /// Reads answered from `sync_pending`.
-    pub reads_pending: u64,
-    /// Reads answered by one replica.
-    pub reads_one: u64,
-    /// Answers of one replica that were stale and retried at another one (DAX 3.1).
-    pub reads_stale: u64,
-    /// Reads that asked a quorum after stale answers (DAX 3.1).
-    pub reads_escalated: u64,
-    /// Reads answered by a quorum.
-    pub reads_quorum: u64,
-    /// Reads that promoted a version into the current epoch (DAX 5).
-    pub reads_promoted: u64,
-    /// Copies that were compared by a scrub.
-    pub copies_scrubbed: u64,
-    /// Copies that a scrub found damaged.
-    pub copies_damaged: u64,
-    /// Blocks sent to a replica that had missed them, or had a damaged copy.
-    pub copies_mended: u64,
-    /// Blocks sent as what follows a beginning that replicas had, and those that had to be sent as a whole then.
-    pub writes_onto: u64,
-    /// See [`writes_onto`](Self::writes_onto).
-    pub bases_missed: u64,
-}
-
 /// What a storage tier says whose members are none of our business.
 fn no_members() -> Error {
     Error::new(
@@ -332,6 +272,25 @@ pub trait Storage: Send + Sync + 'static {
     /// # Errors
     /// `Fenced`, or `Invalid` if the handle owns no epoch.
     fn write(&self, key: BlockKey, generation: Generation, data: Bytes) -> Result<Version>;
+
+    /// Does what a write can do in advance: packing, which takes longer than the rest. For whoever holds a lock while it
+    /// [writes](Storage::write_prepared). Nothing is written, and `generation` may be another one then.
+    fn prepare(&self, _key: BlockKey, _generation: Generation, data: Bytes) -> Prepared {
+        Prepared::plain(data)
+    }
+
+    /// As [`write`](Storage::write), of a block that was [prepared](Storage::prepare).
+    ///
+    /// # Errors
+    /// As [`write`](Storage::write).
+    fn write_prepared(
+        &self,
+        key: BlockKey,
+        generation: Generation,
+        block: Prepared,
+    ) -> Result<Version> {
+        self.write(key, generation, block.data)
+    }
 
     /// Waits until a write may be acknowledged to whoever made it: not at all under an optimistic
     /// [`Protocol`], until it is synced under the others.
@@ -526,6 +485,7 @@ impl Usage {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::ids::ZoneId;
 
     fn settings(replicas: u8, sync_replicas: u8, zones: u8) -> VolumeSettings {
         VolumeSettings {

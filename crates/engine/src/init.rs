@@ -8,8 +8,9 @@ use std::process::Stdio;
 use std::sync::Arc;
 use std::time::SystemTime;
 
-use coordination::records::{Cluster, EngineFacts, Record, unix_ms};
+use coordination::records::{Cluster, EngineFacts, Record, raise_forms, unix_ms};
 use coordination::tier;
+use dax::forms::Forms;
 use dax::ids::VolumeName;
 use dax::storage::{Storage, VolumeSettings};
 use mount::{Mount, MountOptions, child_io};
@@ -103,6 +104,7 @@ pub async fn run(config: &Config, options: InitOptions) -> Result<Created> {
         version: version.map(|version| version.to_string()),
     };
     facts.store(storage.as_ref()).await?;
+    raise_forms(storage.as_ref(), Forms::NEWEST).await?;
     storage.release().await?;
     Ok(Created {
         volume: config.cluster.volume.clone(),

@@ -13,7 +13,7 @@ use std::time::SystemTime;
 
 use coordination::records::{
     ActiveState, Cause, Cluster, Decider, EngineFacts, Heartbeat, HistoryEntry, Lsns, Record,
-    WrittenForms, append_history, unix_ms,
+    append_history, raise_forms, unix_ms,
 };
 use coordination::tier::create_volume;
 use dax::forms::Forms;
@@ -354,7 +354,7 @@ async fn finish(
         libraries: Some(host.libraries.clone()),
     };
     cluster.store(storage.as_ref()).await?;
-    WrittenForms::raise(storage.as_ref(), Forms::NEWEST).await?;
+    raise_forms(storage.as_ref(), Forms::NEWEST).await?;
     // The first node need not wait for anything.
     Ok(storage.release().await?)
 }

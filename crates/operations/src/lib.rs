@@ -26,4 +26,5 @@ pub mod configure;
 pub mod handover;
 pub mod operate;
 pub mod rest;
+pub mod upgrade;
 pub mod zones;

@@ -224,7 +224,7 @@ impl Operator {
         refused("nobody serves, and only the active can exchange zones")
     }
 
-    async fn order(&self, order: Request) -> Result<()> {
+    pub(crate) async fn order(&self, order: Request) -> Result<()> {
         let (active, _) = self.serving().await?;
         channel::request(&active.channel, &self.me, order, ORDER_WITHIN).await?;
         Ok(())

@@ -20,6 +20,7 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use bytes::{Bytes, BytesMut};
+use dax::forms::Forms;
 use dax::ids::{BlockKey, Epoch};
 use dax::membership::Membership;
 use dax::replica::{Fence, WriteLink};
@@ -58,6 +59,11 @@ pub(crate) struct Committer {
     /// Wrong on purpose: it does not look at them.
     #[cfg(test)]
     pub(crate) undone_forgotten: bool,
+    /// Wrong on purpose: a write is put behind whatever is there; one whose beginning cannot be read is refused for that.
+    #[cfg(test)]
+    pub(crate) base_believed: bool,
+    #[cfg(test)]
+    pub(crate) base_holds_up: bool,
     round: Round,
     /// The work of a step; empty between steps, kept for its memory.
     work: Vec<Work>,
@@ -86,6 +92,8 @@ pub(crate) struct Round {
     pub retentions: Vec<(Arc<Volume>, Retention)>,
     pub memberships: Vec<(Arc<Volume>, Box<Membership>)>,
     pub sightings: Vec<(Arc<Volume>, Arc<Sightings>)>,
+    /// What may be in volumes from now on.
+    pub forms: Vec<(Arc<Volume>, Forms)>,
     /// Volumes that lack what this store had acknowledged.
     pub went_back: Vec<(Arc<Volume>, Forgiven)>,
     /// Volumes that are complete again.
@@ -175,6 +183,10 @@ impl Committer {
             undone: HashSet::new(),
             #[cfg(test)]
             undone_forgotten: false,
+            #[cfg(test)]
+            base_believed: false,
+            #[cfg(test)]
+            base_holds_up: false,
             versions: Versions::new(REMEMBERED_SLOTS),
             room: Room::new(),
             round: Round::default(),
@@ -273,6 +285,9 @@ impl Committer {
         for volume in round.rebuilt {
             tracing::info!(volume = %volume.name, "rebuilt");
             volume.publish_rebuilt();
+        }
+        for (volume, forms) in round.forms {
+            volume.publish_forms(forms);
         }
         self.publish(round.grants, round.retentions);
         self.publish_members(round.memberships);

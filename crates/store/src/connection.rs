@@ -10,6 +10,7 @@ use std::sync::atomic::{AtomicBool, AtomicU32, AtomicUsize, Ordering};
 use std::sync::{Arc, OnceLock};
 
 use bytes::BytesMut;
+use dax::forms::Forms;
 use dax::ids::{Epoch, Version};
 use dax::membership::Membership;
 use dax::replica;
@@ -37,6 +38,8 @@ pub(crate) struct Conn {
     /// The client, for the log: where from, then its name for itself.
     pub peer: String,
     volume: OnceLock<Arc<Volume>>,
+    /// Which forms the client reads.
+    reads: OnceLock<Forms>,
     announced: AtomicU32,
     left: AtomicBool,
     known: Mutex<Known>,
@@ -86,6 +89,7 @@ impl Conn {
             id,
             peer,
             volume: OnceLock::new(),
+            reads: OnceLock::new(),
             announced: AtomicU32::new(0),
             left: AtomicBool::new(false),
             known: Mutex::new(Known::Version(Version::ZERO)),
@@ -121,8 +125,9 @@ impl Conn {
         messages
     }
 
-    /// Binds the connection to its volume, for good.
-    pub fn bind(&self, volume: Arc<Volume>) {
+    /// Binds the connection to its volume, for good; `reads` is what its client understands.
+    pub fn bind(&self, volume: Arc<Volume>, reads: Forms) {
+        let _ = self.reads.set(reads);
         // The first one stays; a connection that has one says no hello.
         let _ = self.volume.set(volume);
     }
@@ -130,6 +135,11 @@ impl Conn {
     /// The volume it is bound to.
     pub fn volume(&self) -> Option<&Arc<Volume>> {
         self.volume.get()
+    }
+
+    /// Which forms the client reads.
+    pub fn reads(&self) -> Forms {
+        self.reads.get().copied().unwrap_or_default()
     }
 
     /// The client goes by the members of its configuration, for good.

@@ -6,12 +6,13 @@ use std::sync::Arc;
 
 use bytes::Bytes;
 use dax::error::{Error, ErrorKind};
+use dax::forms::Forms;
 use dax::ids::{Epoch, Generation, StoreId, Version, VolumeName};
 use dax::membership::Membership;
 use dax::replica::{Claim, Heard, Refusal, replaces};
 use dax::sightings::Sightings;
 use dax::storage::{Retention, VolumeSettings};
-use dax::wire::{Base, BlockWrite, Request, Response, StoredRecord};
+use dax::wire::{BlockWrite, Request, Response, StoredRecord};
 
 use crate::committer::{Committer, Round};
 use crate::connection::Conn;
@@ -104,6 +105,10 @@ impl Committer {
         if !self.room.admit(&self.shared, write.whole_bytes() as u64) {
             return Ok(Err(full()));
         }
+        #[cfg(test)]
+        if let Some(refused) = self.held_up(&write, slot) {
+            return Ok(Err(refused));
+        }
         let sent_bytes = write.data.len() as u64;
         let write = match write.base {
             None => write,
@@ -123,31 +128,6 @@ impl Committer {
         }
         round.blocks.insert(slot, Some(write));
         Ok(Ok(()))
-    }
-
-    /// A write with what it begins with, if that is here. If that cannot be read now the write is sent as a whole, as if
-    /// nothing were here: it needs no other block then, and nothing is guessed.
-    fn completed(
-        &self,
-        write: BlockWrite,
-        base: Base,
-        slot: Slot,
-        round: &Round,
-    ) -> Result<Option<BlockWrite>, EngineError> {
-        let slot = Slot {
-            generation: base.generation,
-            ..slot
-        };
-        if let Some(changed) = round.blocks.get(&slot) {
-            let stored = changed.as_ref();
-            return Ok(stored.and_then(|stored| write.completed(&stored.data)));
-        }
-        match self.shared.engine.get(&slot) {
-            Ok(Some(Found::Block(stored))) => Ok(write.completed(&stored.data)),
-            Ok(Some(Found::Corrupt(_)) | None) => Ok(None),
-            Err(error) if error.may_pass() => Ok(None),
-            Err(error) => Err(error),
-        }
     }
 
     fn stored(&self, slot: &Slot, round: &Round) -> Result<Stored, EngineError> {
@@ -221,6 +201,9 @@ impl Committer {
                 owner,
                 settled,
             } => {
+                if let Err(e) = volume.forms().check_reader(conn.reads()) {
+                    return Ok(Some(error(&e)));
+                }
                 if let Err(e) = volume.check_complete()
                     && !settled
                 {
@@ -265,6 +248,11 @@ impl Committer {
                     Some(e) => error(&e),
                     None => {
                         let record = StoredRecord { version, value };
+                        if name == Forms::RECORD
+                            && let Some(forms) = meta::written_forms(record.clone())
+                        {
+                            round.forms.push((volume.clone(), forms));
+                        }
                         self.put_record(&volume, &name, record, round)?
                     }
                 }

@@ -58,7 +58,10 @@ pub enum OpenError {
         source: Box<dyn std::error::Error + Send + Sync>,
     },
     /// The directory was written by a version this one cannot read.
-    #[error("the zone in {} has format {found}, this program reads format {expected}", dir.display())]
+    #[error(
+        "the zone in {} has format {found}, this program reads format {expected}: start the release that wrote it, or a \
+         newer one", dir.display()
+    )]
     Format {
         /// The zone's directory.
         dir: PathBuf,

@@ -23,6 +23,7 @@
 //! ```
 
 mod background;
+mod bases;
 mod checkpoints;
 mod commits;
 mod committer;

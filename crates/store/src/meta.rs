@@ -2,7 +2,7 @@
 //! removals; and how each is keyed and put into bytes.
 //!
 //! ```text
-//! format                  the format of the whole directory
+//! format                  the format of the whole directory; also in the file FORMAT
 //! id                      which store this is, for good                      u64
 //! runs                    the last runs of its process, and where they began JSON
 //! log                     the number of the last commit that this keyspace has (crate::engine)
@@ -16,12 +16,15 @@
 //! j <id> <number>         a removal that is not finished                     JSON
 //! ```
 
+use std::io::ErrorKind;
 use std::path::Path;
 
 use bytes::Bytes;
+use dax::forms::{Forms, WrittenForms};
 use dax::ids::{BlockIndex, FileId, StoreId, VolumeName};
 use dax::sightings::{Run, Runs};
 use dax::storage::VolumeSettings;
+use dax::wire::StoredRecord;
 use serde::{Deserialize, Serialize, de::DeserializeOwned};
 
 use crate::engine::{Batch, Engine, EngineError};
@@ -115,6 +118,12 @@ pub(crate) fn removal_number(key: &[u8]) -> u64 {
     u64::from_be_bytes(number.unwrap_or_default())
 }
 
+/// The number in the record `forms` of a volume, if the record is there and can be understood.
+pub(crate) fn written_forms(record: StoredRecord) -> Option<Forms> {
+    let written = serde_json::from_slice::<WrittenForms>(&record.value?);
+    written.ok().map(|record| record.written)
+}
+
 /// JSON of plain data.
 pub(crate) fn to_json(value: &impl Serialize) -> Bytes {
     let json = serde_json::to_vec(value);
@@ -140,16 +149,57 @@ pub(crate) fn check_format(engine: &dyn Engine, dir: &Path) -> Result<(), OpenEr
     let broken = |error: EngineError| error.at_open(dir);
     match engine.meta(FORMAT_KEY).map_err(broken)? {
         Some(found) if found == FORMAT => Ok(()),
-        Some(found) if !FORMATS_BEFORE.contains(&&found[..]) => Err(OpenError::Format {
-            dir: dir.into(),
-            found: String::from_utf8_lossy(&found).into_owned(),
-            expected: String::from_utf8_lossy(FORMAT).into_owned(),
-        }),
+        Some(found) if !FORMATS_BEFORE.contains(&&found[..]) => Err(other_format(dir, &found)),
         _ => {
             let mut batch = Batch::default();
             batch.put_meta(FORMAT_KEY, Bytes::from_static(FORMAT));
             engine.commit(batch).map_err(broken)
         }
+    }
+}
+
+/// The same in a file beside the engine's, which can be read before the engine touches anything: what a newer release keeps
+/// there may look like damage to this one, or be cut off as the end of a crash. Releases before 0.2 do not have the file.
+pub(crate) const FORMAT_FILE: &str = "FORMAT";
+
+/// Refuses a directory whose file says that it is of a format that this code does not know.
+pub(crate) fn check_format_file(dir: &Path) -> Result<(), OpenError> {
+    let cannot = |source| OpenError::Directory {
+        dir: dir.into(),
+        source,
+    };
+    let found = match std::fs::read(dir.join(FORMAT_FILE)) {
+        Ok(found) => found,
+        Err(error) if error.kind() == ErrorKind::NotFound => return Ok(()),
+        Err(error) => return Err(cannot(error)),
+    };
+    let found = found.trim_ascii();
+    // A crash may have left it empty; the engine's own record tells then.
+    match found.is_empty() || found == FORMAT || FORMATS_BEFORE.contains(&found) {
+        true => Ok(()),
+        false => Err(other_format(dir, found)),
+    }
+}
+
+/// Says in a file of which format the directory is, once the engine's record says so.
+pub(crate) fn note_format(dir: &Path) -> Result<(), OpenError> {
+    let text = [FORMAT, b"\n"].concat();
+    let path = dir.join(FORMAT_FILE);
+    let kept = std::fs::read(&path).unwrap_or_default();
+    match kept == text {
+        true => Ok(()),
+        false => std::fs::write(&path, text).map_err(|source| OpenError::Directory {
+            dir: dir.into(),
+            source,
+        }),
+    }
+}
+
+fn other_format(dir: &Path, found: &[u8]) -> OpenError {
+    OpenError::Format {
+        dir: dir.into(),
+        found: String::from_utf8_lossy(found).into_owned(),
+        expected: String::from_utf8_lossy(FORMAT).into_owned(),
     }
 }
 

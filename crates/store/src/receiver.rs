@@ -6,6 +6,7 @@ use std::sync::Arc;
 
 use bytes::BytesMut;
 use dax::error::{Error, ErrorKind};
+use dax::forms::Forms;
 use dax::ids::{BlockKey, Version, VolumeName};
 use dax::sightings::{Sightings, Standing};
 use dax::storage::{Space, Traffic};
@@ -230,6 +231,11 @@ impl Receiver {
             };
             return self.answer(id, &answer);
         };
+        let reads = Forms::of_protocol(about.protocol);
+        if let Err(error) = volume.forms().check_reader(reads) {
+            tracing::warn!(client = %self.conn.peer, name = %about.client, volume = %name, %error, "refused");
+            return Err(self.protocol(id, error));
+        }
         let max = self.shared.config.connections_max;
         self.seat = Seat::take(&volume, max);
         if self.seat.is_none() {
@@ -265,7 +271,7 @@ impl Receiver {
         }
         tracing::debug!(client = %self.conn.peer, name = %about.client, volume = %name, "connected");
         self.answer(id, &welcome)?;
-        self.conn.bind(volume.clone());
+        self.conn.bind(volume.clone(), reads);
         self.catch_up(&volume, members, seen);
         Ok(())
     }

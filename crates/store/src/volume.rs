@@ -4,10 +4,11 @@
 use std::collections::{BTreeSet, HashMap};
 use std::path::Path;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, AtomicUsize, Ordering};
 use std::time::Instant;
 
 use dax::error::{Error, ErrorKind};
+use dax::forms::Forms;
 use dax::ids::{BlockKey, Epoch, VolumeName};
 use dax::membership::Membership;
 use dax::sightings::{Runs, Sightings};
@@ -16,7 +17,7 @@ use parking_lot::{Mutex, RwLock};
 
 use crate::engine::{Engine, EngineError};
 use crate::error::OpenError;
-use crate::keys::VolumeId;
+use crate::keys::{VolumeId, decode_record};
 use crate::meta::{self, Forgiven, VolumeMeta};
 use crate::meter::Meter;
 
@@ -35,6 +36,8 @@ pub(crate) struct Volume {
     grant: Mutex<EpochGrant>,
     membership: Mutex<Option<Box<Membership>>>,
     sightings: Mutex<Arc<Sightings>>,
+    /// Which forms may be in it: whoever reads less is not let in.
+    forms: AtomicU32,
     retention: Mutex<Option<Retention>>,
     slots: AtomicU64,
     candidates: Mutex<Candidates>,
@@ -145,6 +148,16 @@ impl Volume {
                 ),
             )),
         }
+    }
+
+    /// Which forms of what is stored may be in it, as far as this store was told.
+    pub fn forms(&self) -> Forms {
+        Forms(self.forms.load(Ordering::SeqCst))
+    }
+
+    /// Makes a durable number known; it never becomes lower.
+    pub fn publish_forms(&self, forms: Forms) {
+        self.forms.fetch_max(forms.0, Ordering::SeqCst);
     }
 
     /// What must be kept.
@@ -277,6 +290,11 @@ impl Volumes {
             if let Some(json) = engine.meta(&key).map_err(broken)? {
                 volume.publish_sightings(Arc::new(meta::from_json(dir, &json)?));
             }
+            let key = meta::record_key(volume.id, Forms::RECORD);
+            let record = engine.meta(&key).map_err(broken)?;
+            if let Some(forms) = record.and_then(decode_record).and_then(meta::written_forms) {
+                volume.publish_forms(forms);
+            }
             let key = meta::retention_key(volume.id);
             if let Some(json) = engine.meta(&key).map_err(broken)? {
                 volume.publish_retention(meta::from_json(dir, &json)?);
@@ -303,6 +321,8 @@ impl Volumes {
             }),
             membership: Mutex::new(None),
             sightings: Mutex::default(),
+            // Nobody is kept out before a record says so.
+            forms: AtomicU32::new(Forms::WHOLE_BLOCKS.0),
             retention: Mutex::new(None),
             slots: AtomicU64::new(0),
             candidates: Mutex::default(),

@@ -86,8 +86,11 @@ impl Zone {
         })?;
         let network = config.network.clone().map(Emulation::open).transpose()?;
         let network = network.map(Arc::new);
+        meta::check_format_file(dir)?;
         let engine = DiskEngine::open(dir, config.cache_bytes)?;
-        Zone::over(Box::new(engine), dir, config, network)
+        let zone = Zone::over(Box::new(engine), dir, config, network)?;
+        meta::note_format(dir)?;
+        Ok(zone)
     }
 
     /// The same over an engine that is open.

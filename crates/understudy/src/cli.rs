@@ -9,6 +9,7 @@ mod demo;
 mod dev;
 mod mirror;
 mod operate;
+mod upgrade;
 mod vm;
 mod zone;
 
@@ -23,6 +24,7 @@ pub use demo::*;
 pub use dev::*;
 pub use mirror::*;
 pub use operate::*;
+pub use upgrade::*;
 pub use vm::*;
 pub use zone::*;
 
@@ -76,6 +78,8 @@ pub enum Command {
     AcceptCollations(AcceptCollations),
     #[command(subcommand)]
     Zone(Zone),
+    #[command(subcommand)]
+    Upgrade(Upgrade),
     ShowConfig(ShowConfig),
     EditConfig(EditConfig),
     Demo(Demo),

@@ -18,6 +18,7 @@ mod faults;
 mod heal;
 mod judge;
 mod plan;
+mod releases;
 mod report;
 mod stage;
 mod strike;
@@ -43,6 +44,8 @@ pub struct Options {
     pub dir: PathBuf,
     /// The `understudy` program.
     pub understudy: PathBuf,
+    /// The program of the release before, if two are to be mixed.
+    pub before: Option<PathBuf>,
     /// Faults are struck for so long; the round at hand is finished.
     pub duration: Duration,
     /// Gives the schedule.

@@ -87,6 +87,10 @@ pub(crate) enum Fault {
     Reinit(Target),
     /// The zone that is no member takes this one's place.
     Exchange(u8),
+    /// Zones lose power, and with it what they did not sync.
+    LosePower(Target),
+    /// A member is killed, and comes back with the other of two releases.
+    Release(Target),
 }
 
 /// A fault, so long after the one before it, and how long it lasts.
@@ -166,8 +170,10 @@ impl Schedule {
 
     fn fault(&mut self) -> Fault {
         match self.random.random_range(0..100) {
-            0..22 => Fault::Kill(self.target(), self.part()),
-            22..36 => Fault::Freeze(self.target(), self.part()),
+            0..18 => Fault::Kill(self.target(), self.part()),
+            18..22 => Fault::Release(self.target()),
+            22..33 => Fault::Freeze(self.target(), self.part()),
+            33..36 => Fault::LosePower(self.zones()),
             36..47 => Fault::Network(self.target(), self.way(), self.line()),
             47..58 => Fault::Between(self.target(), self.target(), self.way(), self.line()),
             // The rebuild of a disk takes longest of all.
@@ -195,6 +201,14 @@ impl Schedule {
 
     fn zone(&mut self) -> u8 {
         self.random.random_range(0..self.size.zones)
+    }
+
+    /// One, or all at once.
+    fn zones(&mut self) -> Target {
+        match self.random.random_range(0..3) {
+            0 => Target::EveryZone,
+            _ => Target::Zone(self.zone()),
+        }
     }
 
     fn node(&mut self) -> Target {
@@ -301,6 +315,8 @@ impl Fault {
             Fault::Restart(_) => "restart ordered",
             Fault::Reinit(_) => "reinit ordered",
             Fault::Exchange(_) => "zone exchanged",
+            Fault::LosePower(_) => "zone lost power",
+            Fault::Release(_) => "release exchanged",
         }
     }
 }
@@ -327,7 +343,7 @@ mod tests {
     fn every_kind_of_fault_comes_within_an_hour_or_so() {
         let strikes: Vec<Strike> = rounds(1, 100).concat();
         let kinds: BTreeSet<&str> = strikes.iter().map(|s| s.fault.kind()).collect();
-        assert_eq!(kinds.len(), 27, "{kinds:?}");
+        assert_eq!(kinds.len(), 29, "{kinds:?}");
         let longest = Duration::from_millis(LASTS_MS);
         assert!(strikes.iter().all(|s| s.lasts < longest));
     }

@@ -27,6 +27,7 @@ use super::clients::strong::StrongReaders;
 use super::clocks::Clocks;
 use super::faults::{Faults, Member};
 use super::plan::{Line, Way};
+use super::releases::Releases;
 use super::report::{Ended, Struck};
 use super::{Flaw, MEMBERS, Options, SIZE, unproven};
 
@@ -65,6 +66,8 @@ pub(super) struct Stage {
     pub clock: Clock,
     pub flaw: Option<Flaw>,
     pub faults: Faults,
+    /// Which of two releases each member has, if there are two.
+    pub releases: Option<Releases>,
     /// The zone server that is no member.
     pub spare: u8,
     /// An exchange was ordered in this round.
@@ -105,7 +108,7 @@ impl Stage {
         let sites = Arc::new(Sites::apart(&names, |_, _| Duration::ZERO)?);
         let clocks = Clocks::find(&options.dir.join("clocks"))?;
         let disks = (0..SIZE.zones)
-            .map(|zone| Disk::mount(&options.dir.join(name(Member::Zone(zone))), DISK_BYTES))
+            .map(|zone| Disk::mount_losing(&options.dir.join(name(Member::Zone(zone))), DISK_BYTES))
             .collect::<anyhow::Result<Vec<Disk>>>()?;
         let settings = settings(options, &sites, clocks.as_ref())?;
         let mut cluster = Cluster::create(settings)?;
@@ -137,6 +140,10 @@ impl Stage {
             clock,
             flaw: options.flaw,
             faults: Faults::new(options.flaw == Some(Flaw::TwoDisks)),
+            releases: options
+                .before
+                .clone()
+                .map(|before| Releases::begin(before, options.understudy.clone())),
             spare: MEMBERS,
             exchanging: false,
             lines: Vec::new(),
@@ -163,6 +170,9 @@ impl Stage {
     /// # Errors
     /// Its program cannot be run.
     pub fn start(&mut self, member: Member) -> anyhow::Result<()> {
+        if let Some(releases) = &self.releases {
+            self.cluster.use_program(releases.program(member));
+        }
         match member {
             Member::Node(_) => self.cluster.start_node(&name(member)),
             Member::Zone(at) => self.cluster.start_zone(usize::from(at) + 1),
@@ -205,7 +215,9 @@ fn settings(
     sites: &Arc<Sites>,
     clocks: Option<&Clocks>,
 ) -> anyhow::Result<cluster::Options> {
-    let mut settings = cluster::Options::new(&options.dir, &options.bin, &options.understudy);
+    // The volume is of the release before, and so is everybody at first.
+    let program = options.before.as_ref().unwrap_or(&options.understudy);
+    let mut settings = cluster::Options::new(&options.dir, &options.bin, program);
     settings.tls = true;
     settings.nodes = NODES.map(str::to_owned).to_vec();
     settings.zones = usize::from(MEMBERS);

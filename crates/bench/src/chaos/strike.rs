@@ -145,7 +145,9 @@ impl Stage {
             | Fault::Between(target, ..)
             | Fault::JumpClock(target, _)
             | Fault::Restart(target)
-            | Fault::Reinit(target) => target,
+            | Fault::Reinit(target)
+            | Fault::LosePower(target)
+            | Fault::Release(target) => target,
             Fault::LoseDisk(zone) | Fault::FillDisk(zone) | Fault::RotDisk(zone, _) => {
                 Target::Zone(zone)
             }
@@ -208,7 +210,33 @@ impl Stage {
             Fault::Restart(_) => self.order(&["restart"], Some(member)),
             Fault::Reinit(_) => self.order(&["reinit"], Some(member)),
             Fault::Exchange(zone) => self.order_exchange(zone),
+            Fault::Release(_) => Ok(self.exchange_release(member, until)),
+            Fault::LosePower(_) => self.lose_power(member, until),
         }
+    }
+
+    /// Kills a zone, and takes from its disk what was not synced.
+    fn lose_power(&mut self, member: Member, until: Duration) -> anyhow::Result<Outcome> {
+        let Member::Zone(zone) = member else {
+            return Ok(Err(Refusal::Nobody));
+        };
+        if let Err(why) = self.strike_dead(member, Part::Whole, until) {
+            return Ok(Err(why));
+        }
+        self.disks[usize::from(zone)].lose_power()?;
+        Ok(Ok(()))
+    }
+
+    /// Kills a member, which is started with the other release then.
+    fn exchange_release(&mut self, member: Member, until: Duration) -> Outcome {
+        if self.releases.is_none() {
+            return Err(Refusal::Nobody);
+        }
+        self.strike_dead(member, Part::Whole, until)?;
+        if let Some(releases) = &mut self.releases {
+            releases.exchange(member);
+        }
+        Ok(())
     }
 
     fn strike_dead(&mut self, member: Member, part: Part, until: Duration) -> Outcome {

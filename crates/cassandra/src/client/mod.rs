@@ -25,11 +25,11 @@ use bytes::Bytes;
 use dax::error::{Error, ErrorKind, Result};
 use dax::ids::{BlockIndex, BlockKey, Epoch, FileId, Generation, NodeName, ReplicaId, Version};
 use dax::storage::{
-    Authority, Block, Difference, EpochGrant, ReplicaStatus, Retention, ScrubCursor, ScrubPage,
-    Space, Storage, StorageCounters, SyncScope, VolumeSettings,
+    Authority, Block, Difference, EpochGrant, Prepared, ReplicaStatus, Retention, ScrubCursor,
+    ScrubPage, Space, Storage, StorageCounters, SyncScope, VolumeSettings,
 };
 use dax::writer::SyncWaits;
-use dax::writer::packing::unpack;
+use dax::writer::packing::{pack, unpack};
 use parking_lot::Mutex;
 use tokio::sync::{Notify, oneshot, watch};
 
@@ -386,6 +386,26 @@ impl Storage for Client {
 
     fn write(&self, key: BlockKey, generation: Generation, data: Bytes) -> Result<Version> {
         self.inner.write(key, generation, data)
+    }
+
+    fn prepare(&self, _key: BlockKey, generation: Generation, data: Bytes) -> Prepared {
+        match data.len() == self.settings().block_size_bytes as usize {
+            true => Prepared::packed(data.clone(), generation, pack(data).into()),
+            // The write refuses it.
+            false => Prepared::plain(data),
+        }
+    }
+
+    fn write_prepared(
+        &self,
+        key: BlockKey,
+        generation: Generation,
+        block: Prepared,
+    ) -> Result<Version> {
+        match block.contents(generation) {
+            Ok(contents) => self.inner.write_packed(key, generation, contents.data),
+            Err(data) => self.inner.write(key, generation, data),
+        }
     }
 
     async fn write_room(&self, bytes: usize) -> Result<()> {

@@ -61,6 +61,8 @@ impl Inner {
                     missed_blocks: 0,
                     scrub_wanted: false,
                     rebuilding: false,
+                    // It keeps bytes, and reads none of them.
+                    reads: Some(dax::forms::Forms::NEWEST),
                     trouble: trouble.clone().filter(|_| !line.up),
                 });
             }

@@ -28,7 +28,16 @@ impl Inner {
             let what = format!("a write of {} bytes is not one block", data.len());
             return Err(Error::new(ErrorKind::Invalid, what));
         }
-        let packed = pack(data);
+        self.write_packed(key, generation, pack(data))
+    }
+
+    /// The same of a block that is packed already.
+    pub(super) fn write_packed(
+        self: &Arc<Self>,
+        key: BlockKey,
+        generation: Generation,
+        packed: Bytes,
+    ) -> Result<Version> {
         let mut state = self.state.lock();
         let version = state.writer.write(key, generation, packed)?;
         self.pump(&mut state);

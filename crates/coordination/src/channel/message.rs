@@ -200,6 +200,8 @@ pub enum Request {
     },
     /// Give up the exchange of zones that is under way (asked of the active).
     CancelExchange,
+    /// Allow everything to be written that this release knows, if every node reads it (asked of the active).
+    FinishUpgrade,
     /// Anything a later version adds; refused by name.
     #[serde(untagged)]
     Unknown(serde_json::Value),

@@ -1,23 +1,21 @@
 //! `forms`: which forms of what is stored may be written to the volume ([`dax::forms`]).
 //!
-//! Written by `init`, and raised by the active: because an operator wants it, or because the last node was upgraded.
+//! Written by `init`, and raised by the active when an operator says that an upgrade is finished. It is not raised by
+//! itself: from then on there is no way back to the release before, and whether one is needed is seen under load only.
 //! Never lowered: what was written stays.
 
-use dax::forms::Forms;
-use dax::storage::{Authority, Storage};
-use serde::{Deserialize, Serialize};
+use std::time::Duration;
+
+use dax::forms::{Forms, WrittenForms};
+use dax::storage::{Authority, ReplicaStatus, Storage};
 
 use super::{Member, MemberState, Record, Result};
 
-/// What may be written.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
-pub struct WrittenForms {
-    /// The highest number that is allowed.
-    pub written: Forms,
-}
+/// How long zones may take to record the number.
+const RECORDED_WITHIN: Duration = Duration::from_secs(15);
 
 impl Record for WrittenForms {
-    const PREFIX: &'static str = "forms";
+    const PREFIX: &'static str = Forms::RECORD;
     const AUTHORITY: Authority = Authority::Owner;
 }
 
@@ -30,65 +28,79 @@ pub enum NotRaised {
         Forms::NEWEST
     )]
     Unknown,
-    /// A node could not read what would be written.
-    #[error(
-        "node {node} reads forms up to {reads}: upgrade it first, or remove it from the cluster"
-    )]
-    Node {
-        /// Its name.
-        node: dax::ids::NodeName,
-        /// What it reads.
-        reads: Forms,
-    },
+    /// These could not read what would be written, or would let in who cannot; in words.
+    #[error("{}: upgrade or remove what is behind first", .0.join(", "))]
+    Behind(Vec<String>),
 }
 
-impl WrittenForms {
-    /// What may be in the volume; of one that was made by release 0.1, what that wrote.
-    ///
-    /// # Errors
-    /// Of the storage tier, and `Damaged` if the record cannot be understood.
-    pub async fn of(storage: &dyn Storage) -> Result<Forms> {
-        let record = WrittenForms::load(storage).await?;
-        Ok(record.unwrap_or_default().written)
-    }
-
-    /// Allows everything up to `to`, durably, and has this handle write it. Does nothing if more is allowed already. The
-    /// handle owns the epoch; [`check_raise`] said that everybody can read it.
-    ///
-    /// # Errors
-    /// Of the storage tier.
-    pub async fn raise(storage: &dyn Storage, to: Forms) -> Result<Forms> {
-        let now = WrittenForms::of(storage).await?.max(to);
-        WrittenForms { written: now }.store(storage).await?;
-        storage.use_forms(now);
-        Ok(now)
-    }
-}
-
-/// True if all nodes can read what is to be allowed; those that were stopped for good are not asked.
+/// Returns what may be in the volume; for one that was made by release 0.1, what that wrote.
 ///
 /// # Errors
-/// Who cannot.
-pub fn check_raise(to: Forms, nodes: &[Member]) -> std::result::Result<(), NotRaised> {
+/// Of the storage tier, and `Damaged` if the record cannot be understood.
+pub async fn written_forms(storage: &dyn Storage) -> Result<Forms> {
+    let record = WrittenForms::load(storage).await?;
+    Ok(record.unwrap_or_default().written)
+}
+
+/// Allows everything up to `to`, durably, and has this handle write it; returns what is allowed now. Does nothing if more
+/// is allowed already. The handle owns the epoch; [`check_raise`] said that everybody can read it.
+///
+/// # Errors
+/// Of the storage tier.
+pub async fn raise_forms(storage: &dyn Storage, to: Forms) -> Result<Forms> {
+    let now = written_forms(storage).await?.max(to);
+    WrittenForms { written: now }.store(storage).await?;
+    storage.use_forms(now);
+    Ok(now)
+}
+
+/// Ends an upgrade, as an operator wants it of the active: allows all that this program knows, if everybody reads it.
+///
+/// # Errors
+/// In words, with what to do.
+pub async fn finish_upgrade(storage: &dyn Storage) -> std::result::Result<Forms, String> {
+    if storage.epoch().is_none() {
+        return Err("this node is not the active, which alone ends an upgrade".to_owned());
+    }
+    let finished = async {
+        let nodes = Member::list(storage).await.map_err(|e| e.to_string())?;
+        check_raise(Forms::NEWEST, &nodes, &storage.replicas()).map_err(|e| e.to_string())?;
+        let raised = raise_forms(storage, Forms::NEWEST).await;
+        raised.map_err(|error| error.to_string())
+    };
+    let in_time = tokio::time::timeout(RECORDED_WITHIN, finished).await;
+    let forms = in_time.unwrap_or_else(|_| Err("too few zones answer: try again".to_owned()))?;
+    tracing::info!(%forms, "the upgrade is finished: there is no way back to a release that reads less");
+    Ok(forms)
+}
+
+/// Refuses unless all nodes can read what is to be allowed, and all zones know it. Nodes that were stopped in order are
+/// not asked: they look at the number before they do anything, or are refused by the zones.
+///
+/// # Errors
+/// All that are behind.
+pub fn check_raise(
+    to: Forms,
+    nodes: &[Member],
+    zones: &[ReplicaStatus],
+) -> std::result::Result<(), NotRaised> {
     if !to.is_known() {
         return Err(NotRaised::Unknown);
     }
-    let mut running = nodes
+    let running = nodes
         .iter()
-        .filter(|node| node.state != MemberState::Stopped);
-    match running.find(|node| node.reads < to) {
-        None => Ok(()),
-        Some(old) => Err(NotRaised::Node {
-            node: old.name.clone(),
-            reads: old.reads,
-        }),
+        .filter(|node| node.state != MemberState::Stopped && node.reads < to)
+        .map(|node| format!("node {} reads forms up to {}", node.name, node.reads));
+    let zones = zones.iter().filter(|zone| zone.reads < Some(to));
+    let zones = zones.map(|zone| match zone.reads {
+        Some(reads) => format!("zone {} knows forms up to {reads}", zone.address),
+        None => format!("zone {} does not answer", zone.address),
+    });
+    let behind: Vec<String> = running.chain(zones).collect();
+    match behind.is_empty() {
+        true => Ok(()),
+        false => Err(NotRaised::Behind(behind)),
     }
-}
-
-/// The highest number that all nodes can read.
-pub fn readable_by_all(nodes: &[Member]) -> Forms {
-    let reads = nodes.iter().map(|node| node.reads);
-    reads.min().unwrap_or(Forms::NEWEST).min(Forms::NEWEST)
 }
 
 #[cfg(test)]
@@ -112,45 +124,51 @@ mod tests {
 
     #[test]
     fn everybody_has_to_read_what_is_allowed() {
-        let old = member("old", Forms::WHOLE_BLOCKS);
-        let new = member("new", Forms::NEWEST);
-        let refused = check_raise(Forms::NEWEST, &[new.clone(), old.clone()]).unwrap_err();
-        assert!(
-            refused.to_string().contains("node old reads forms up to 0"),
-            "{refused}"
+        let (old, new) = (
+            member("old", Forms::RELEASE_0_1),
+            member("new", Forms::NEWEST),
         );
         let stopped = Member {
             state: MemberState::Stopped,
             ..old.clone()
         };
-        assert_eq!(check_raise(Forms::NEWEST, &[new.clone(), stopped]), Ok(()));
+        let mut zones = MemoryCluster::new(VolumeSettings::default())
+            .client()
+            .replicas();
+        let check = |nodes: &[&Member], zones: &[ReplicaStatus]| {
+            let nodes: Vec<Member> = nodes.iter().map(|node| (*node).clone()).collect();
+            check_raise(Forms::NEWEST, &nodes, zones).map_err(|error| error.to_string())
+        };
+        assert_eq!(check(&[&new, &stopped], &zones), Ok(()));
+        zones[1].reads = Some(Forms::RELEASE_0_1);
+        zones[2].reads = None;
+        let refused = check(&[&new, &old], &zones).unwrap_err();
+        for behind in [
+            "node old reads forms up to 1".to_owned(),
+            format!("zone {} knows forms up to 1", zones[1].address),
+            format!("zone {} does not answer", zones[2].address),
+        ] {
+            assert!(refused.contains(&behind), "{behind:?} in {refused}");
+        }
+        assert!(!refused.contains("node new"), "{refused}");
         let newer = Forms(Forms::NEWEST.0 + 1);
         assert_eq!(
-            check_raise(newer, &[member("newer", newer)]),
+            check_raise(newer, &[member("newer", newer)], &[]),
             Err(NotRaised::Unknown)
         );
-        assert_eq!(readable_by_all(&[new, old]), Forms::WHOLE_BLOCKS);
     }
 
     #[tokio::test]
     async fn the_number_is_never_lowered() {
         let cluster = MemoryCluster::new(VolumeSettings::default());
         let storage = cluster.client();
-        storage
-            .own_epoch(&NodeName::new("a").unwrap())
-            .await
-            .unwrap();
-        assert_eq!(
-            WrittenForms::of(&*storage).await.unwrap(),
-            Forms::RELEASE_0_1
-        );
-        WrittenForms::raise(&*storage, Forms(7)).await.unwrap();
-        let now = WrittenForms::raise(&*storage, Forms::RELEASE_0_1)
-            .await
-            .unwrap();
-        assert_eq!(
-            (now, WrittenForms::of(&*storage).await.unwrap()),
-            (Forms(7), Forms(7))
-        );
+        let me = NodeName::new("a").unwrap();
+        storage.own_epoch(&me).await.unwrap();
+        let before = written_forms(&*storage).await.unwrap();
+        assert_eq!(before, Forms::RELEASE_0_1);
+        raise_forms(&*storage, Forms(7)).await.unwrap();
+        let now = raise_forms(&*storage, Forms::RELEASE_0_1).await.unwrap();
+        let kept = written_forms(&*storage).await.unwrap();
+        assert_eq!((now, kept), (Forms(7), Forms(7)));
     }
 }

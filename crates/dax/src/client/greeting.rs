@@ -8,11 +8,12 @@ use super::core::Arrival;
 use super::stream::{Stream, within};
 use crate::credentials::{self, Nonce, Side, VolumeKey};
 use crate::error::{Error, ErrorKind, Result};
+use crate::forms::Forms;
 use crate::ids::{StoreId, VolumeName};
 use crate::membership::Membership;
 use crate::storage::VolumeSettings;
 use crate::tls::Tls;
-use crate::wire::{PROTOCOL, PROTOCOL_OF_BASES, Request, Response};
+use crate::wire::{PROTOCOL, Request, Response};
 
 /// Who we are to every zone.
 #[derive(Debug, Clone)]
@@ -73,7 +74,7 @@ impl Introduction {
                         rebuilding,
                         store,
                         membership,
-                        takes_bases: protocol >= PROTOCOL_OF_BASES,
+                        reads: Forms::of_protocol(protocol),
                         standing,
                     },
                 }))),

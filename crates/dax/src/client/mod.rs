@@ -27,11 +27,11 @@ use crate::ids::ReplicaId;
 use crate::ids::{BlockIndex, BlockKey, Epoch, FileId, Generation, NodeName, Version, VolumeName};
 use crate::membership::{Change, Membership};
 use crate::storage::{
-    Authority, Block, Difference, EpochGrant, ReplicaStatus, Retention, ScrubCursor, ScrubPage,
-    Space, Storage, StorageCounters, SyncScope, Usage, VolumeSettings,
+    Authority, Block, Difference, EpochGrant, Prepared, ReplicaStatus, Retention, ScrubCursor,
+    ScrubPage, Space, Storage, StorageCounters, SyncScope, Usage, VolumeSettings,
 };
 use crate::tls::Tls;
-use crate::writer::differences::Differences;
+use crate::writer::differences::{Contents, Differences};
 use crate::writer::packing::{pack, unpack};
 use crate::writer::tails::Tails;
 use core::{Call, Core, CoreConfig, Output};
@@ -174,6 +174,27 @@ impl Client {
         Ok(Some(block))
     }
 
+    fn check_length(&self, data: &Bytes) -> Result<()> {
+        match data.len() == self.block_bytes() {
+            true => Ok(()),
+            false => Err(Error::new(
+                ErrorKind::Invalid,
+                format!("a write of {} bytes is not one block", data.len()),
+            )),
+        }
+    }
+
+    /// A block as it is kept, and what of that zones have already.
+    fn packed(&self, key: BlockKey, generation: Generation, data: Bytes) -> Contents {
+        let parts = Forms(self.forms.load(Ordering::Relaxed)).allows_parts();
+        match generation {
+            _ if !parts => pack(data).into(),
+            // Ends of the log, the journal, and configuration.
+            Generation::SINGLE => self.tails.pack(key, data),
+            _ => self.differences.pack(key, generation, data),
+        }
+    }
+
     async fn call<T>(&self, call: Call, take: impl FnOnce(Output) -> Option<T>) -> Result<T> {
         let mismatch = || Error::new(ErrorKind::Protocol, "an operation gave another's result");
         take(self.driver.call(call).await?).ok_or_else(mismatch)
@@ -259,18 +280,32 @@ impl Storage for Client {
     }
 
     fn write(&self, key: BlockKey, generation: Generation, data: Bytes) -> Result<Version> {
-        if data.len() != self.block_bytes() {
-            let text = format!("a write of {} bytes is not one block", data.len());
-            return Err(Error::new(ErrorKind::Invalid, text));
-        }
-        let parts = Forms(self.forms.load(Ordering::Relaxed)).allows_parts();
-        let contents = match generation {
-            _ if !parts => pack(data).into(),
-            // Ends of the log, the journal, and configuration.
-            Generation::SINGLE => self.tails.pack(key, data),
-            _ => self.differences.pack(key, generation, data),
-        };
+        self.check_length(&data)?;
+        let contents = self.packed(key, generation, data);
         self.driver.write(key, generation, contents)
+    }
+
+    fn prepare(&self, key: BlockKey, generation: Generation, data: Bytes) -> Prepared {
+        match data.len() == self.block_bytes() {
+            true => {
+                let contents = self.packed(key, generation, data.clone());
+                Prepared::packed(data, generation, contents)
+            }
+            // The write refuses it.
+            false => Prepared::plain(data),
+        }
+    }
+
+    fn write_prepared(
+        &self,
+        key: BlockKey,
+        generation: Generation,
+        block: Prepared,
+    ) -> Result<Version> {
+        match block.contents(generation) {
+            Ok(contents) => self.driver.write(key, generation, contents),
+            Err(data) => self.write(key, generation, data),
+        }
     }
 
     async fn write_room(&self, bytes: usize) -> Result<()> {

@@ -406,6 +406,7 @@ impl Storage for MemoryStorage {
             missed_blocks: 0,
             scrub_wanted: false,
             rebuilding: false,
+            reads: Some(crate::forms::Forms::NEWEST),
             trouble: full.then(|| "no room".to_owned()),
         };
         (0..settings.replicas).map(replica).collect()

@@ -57,11 +57,15 @@ pub(crate) enum Flaw {
     RefusedForEver,
     /// A writer whose copy of a write has changed in memory sends it again and again.
     ChangedKept,
+    /// More is allowed to be written although not all who are there read it.
+    RaisedUnasked,
+    /// Who does not read what may be written is let in.
+    OldLetIn,
 }
 
 impl Flaw {
     /// All of them.
-    pub const ALL: [Flaw; 26] = [
+    pub const ALL: [Flaw; 28] = [
         Flaw::NoPromotion,
         Flaw::SyncedAtOne,
         Flaw::TimestampsAlone,
@@ -88,5 +92,7 @@ impl Flaw {
         Flaw::BaseBelieved,
         Flaw::RefusedForEver,
         Flaw::ChangedKept,
+        Flaw::RaisedUnasked,
+        Flaw::OldLetIn,
     ];
 }

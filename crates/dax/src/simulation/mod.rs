@@ -22,11 +22,15 @@ pub mod history;
 pub mod trace;
 
 #[cfg(test)]
+mod contents;
+#[cfg(test)]
 mod exchanges;
 #[cfg(test)]
 mod faults;
 #[cfg(test)]
 pub(crate) mod flaw;
+#[cfg(test)]
+mod releases;
 #[cfg(test)]
 mod replica;
 #[cfg(test)]

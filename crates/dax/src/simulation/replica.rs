@@ -9,9 +9,9 @@ use std::collections::BTreeMap;
 use rand::Rng;
 use rand::rngs::SmallRng;
 
+use super::contents::content_of;
 use super::flaw::Flaw;
 use super::history::{DAMAGED, Shelf};
-use super::world::content_of;
 use crate::client::core::Time;
 use crate::client::core::tests::peer::{ConnId, Peer, Sent};
 use crate::ids::{Epoch, StoreId};

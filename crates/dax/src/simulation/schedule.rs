@@ -4,6 +4,7 @@
 use std::collections::BTreeMap;
 
 use super::checkers::{Checkers, Violation};
+use super::contents::{content_of, content_of_value};
 use super::faults::Faults;
 use super::flaw::Flaw;
 use super::history::{
@@ -11,7 +12,7 @@ use super::history::{
 };
 use super::trace::Trace;
 use super::workload::{Intent, Reader, SealOf, Writer};
-use super::world::{Ending, Turn, World, content_of};
+use super::world::{Ending, Turn, World};
 use crate::client::core::{Call, OpId, Output, Time};
 use crate::error::{ErrorKind, Result};
 use crate::ids::{BlockKey, FileId, Generation};
@@ -180,6 +181,7 @@ impl Schedule {
         let Some((op, intent)) = self.intents.remove(&(client, id)) else {
             return;
         };
+        self.check_form(client, &result);
         let Some(outcome) = self.outcome(&intent, result) else {
             return;
         };
@@ -212,7 +214,7 @@ impl Schedule {
             Output::Block(Some(b)) => Outcome::Block(b.generation, content_of(&b.data)),
             Output::Block(None) => Outcome::Block(Generation::SINGLE, NOTHING),
             Output::Record(record) => {
-                Outcome::Record(record.map_or(NOTHING, |data| content_of(&data)))
+                Outcome::Record(record.map_or(NOTHING, |value| content_of_value(&value)))
             }
             Output::Scrubbed(page) => {
                 self.scrubbed(page);

@@ -36,6 +36,9 @@ const SIMULATION: Simulation<Flaw> = Simulation {
         ("bits that changed in a writer's memory", 20),
         ("copies mended", 500),
         ("ticks that left a lazy replica trailing", 700),
+        ("writes of pieces", 800),
+        ("writes of differences", 400),
+        ("upgrades finished", 5),
         ("connections cut", 100),
         ("requests lost with their connection", 3000),
         (

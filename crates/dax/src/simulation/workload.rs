@@ -3,15 +3,15 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
+use super::contents::{BLOCK_BYTES, value_of};
 use super::flaw::Flaw;
 use super::history::{Action, ClientId, Content, Event, NOTHING, OpNumber, Outcome, RecordId};
 use super::schedule::{DATA, KEYS, SINGLES, Schedule, TAIL};
-use super::world::{BASE_BYTES, BLOCK_BYTES, data_of};
 use crate::client::core::{Call, Core};
 use crate::ids::{BlockIndex, BlockKey, Epoch, Generation, Version};
 use crate::storage::{Authority, Lineage, Retention, ScrubPage, SyncScope};
-use crate::wire::Base;
-use crate::writer::differences::Contents;
+use crate::writer::differences::Differences;
+use crate::writer::tails::Tails;
 
 /// The record that names the last seal, the owner's other record, and one that a node writes.
 const SEAL: RecordId = 0;
@@ -68,19 +68,15 @@ pub(super) struct Writer {
     singles: BTreeSet<BlockKey>,
     /// The first block of [`TAIL`] that it has not given back.
     tail: u64,
+    /// What it knows of blocks that it has sent.
+    pub tails: Tails,
+    pub differences: Differences,
 }
 
 /// The newest version of blocks in an image.
 type Listed = BTreeMap<BlockKey, (Generation, Version)>;
 
 impl Writer {
-    /// Where replicas have what it wrote of the block last.
-    fn before(&self, key: BlockKey) -> Option<Generation> {
-        let listed = self.listed.get(&key).map(|(generation, _)| *generation);
-        let single = self.singles.contains(&key).then_some(Generation::SINGLE);
-        listed.or(single)
-    }
-
     fn generation(&self) -> Generation {
         Generation {
             epoch: self.epoch,
@@ -167,6 +163,9 @@ impl Schedule {
         match self.world.below(100) {
             0..70 => {
                 if let Some(writer) = self.some_writer() {
+                    if self.world.chance(5) {
+                        self.world.raise();
+                    }
                     self.act_as(writer);
                 }
             }
@@ -318,13 +317,8 @@ impl Schedule {
             return false;
         }
         let content = self.content();
-        // Right if both contents begin alike and every replica has the other one: else it is refused, and sent again.
-        let base = self.writers[writer].before(key).map(|generation| Base {
-            generation,
-            bytes: BASE_BYTES as u32,
-        });
-        let data = data_of(content);
-        let contents = Contents { base, data };
+        // Onto what replicas have, as far as is remembered: else it is refused, and sent again.
+        let contents = self.packed(writer, key, generation, content);
         let write = |core: &mut Core, _| core.write(key, generation, contents);
         let Ok(version) = self.world.with(client, write) else {
             return false;
@@ -412,7 +406,7 @@ impl Schedule {
     ) {
         let call = Call::PutRecord {
             name: name(record),
-            value: Some(data_of(content)),
+            value: Some(value_of(content)),
             authority,
         };
         self.start(client, call, Action::Put { record, content }, intent);
@@ -643,6 +637,9 @@ impl Schedule {
         self.writers.push(Writer {
             client,
             epoch,
+            tails: Tails::default(),
+            // Too little for all blocks.
+            differences: Differences::new(4 * BLOCK_BYTES),
             open: 1,
             base: None,
             seals: [NOTHING; 2],

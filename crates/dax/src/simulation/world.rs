@@ -8,31 +8,24 @@
 use std::cmp::Reverse;
 use std::collections::{BTreeMap, BinaryHeap, VecDeque};
 
-use bytes::Bytes;
 use rand::rngs::SmallRng;
 use rand::{Rng, SeedableRng};
 use simulate::Coverage;
 
+use super::contents::BLOCK_BYTES;
 use super::exchanges::first_members;
 use super::flaw::Flaw;
-use super::history::{ClientId, Content, Event, NOTHING};
+use super::history::{ClientId, Event};
 use super::replica::Replica;
 use super::trace::Trace;
 use crate::client::core::tests::peer::{ConnId, Sent};
 use crate::client::core::{Advice, Arrival, Core, CoreConfig, Effect, OpId, Output, Time};
 use crate::error::Result;
+use crate::forms::Forms;
 use crate::ids::{ReplicaId, Version};
 use crate::membership::Membership;
 use crate::storage::VolumeSettings;
 use crate::wire::{Request, Response};
-
-/// Bytes in a block: enough for its contents, because checksums take time.
-pub(crate) const BLOCK_BYTES: usize = 16;
-
-/// The bytes that contents of the same [`ALIKE`] begin with, so that a write can do without them.
-pub(crate) const BASE_BYTES: usize = 8;
-/// So many contents in turn begin alike.
-const ALIKE: Content = 32;
 
 /// How often a core hears of time.
 const TICK: Time = Time::from_millis(20);
@@ -136,6 +129,8 @@ impl Connections {
 pub(crate) struct Client {
     pub core: Core,
     pub alive: bool,
+    /// Which forms of blocks its release reads.
+    pub reads: Forms,
     /// It does nothing, and notices nothing, until then.
     pub paused_until: Time,
     /// Messages to and from each replica are held back until then.
@@ -156,6 +151,10 @@ pub(crate) struct World {
     pub rng: SmallRng,
     pub settings: VolumeSettings,
     pub flaw: Option<Flaw>,
+    /// Which forms of blocks may be written.
+    pub written: Forms,
+    /// There are clients of two releases.
+    pub upgraded: bool,
     pub clients: Vec<Client>,
     pub replicas: Vec<Replica>,
     pub trace: Trace,
@@ -197,22 +196,6 @@ pub(crate) fn index_of(address: &str) -> u8 {
     number.expect("addresses are made here")
 }
 
-/// The data of a block or record with these contents.
-pub(crate) fn data_of(content: Content) -> Bytes {
-    let (beginning, end) = (content / ALIKE, content % ALIKE);
-    [beginning.to_le_bytes(), end.to_le_bytes()].concat().into()
-}
-
-/// The contents of a block or record.
-pub(crate) fn content_of(data: &Bytes) -> Content {
-    let part = |at| {
-        let part = data.get(at..)?.first_chunk::<8>()?;
-        Some(Content::from_le_bytes(*part))
-    };
-    let content = part(0).zip(part(BASE_BYTES));
-    content.map_or(NOTHING, |(beginning, end)| beginning * ALIKE + end)
-}
-
 fn millis(n: u64) -> Time {
     Time::from_millis(n)
 }
@@ -240,9 +223,15 @@ impl World {
             .collect();
         let recorded = rng.random_ratio(1, 2) && flaw != Some(Flaw::LostAcksCount);
         let unrecorded = first_members(&replicas, &settings);
+        let upgraded = rng.random_ratio(1, 2);
         let mut world = World {
             now: Time::ZERO,
             flaw,
+            written: match upgraded {
+                true => Forms::WHOLE_BLOCKS,
+                false => Forms::RELEASE_0_1,
+            },
+            upgraded,
             clients: Vec::new(),
             replicas,
             unrecorded,
@@ -355,6 +344,7 @@ impl World {
     // --- clients ---------------------------------------------------------------------------------
 
     pub fn add_client(&mut self) -> ClientId {
+        let reads = self.release();
         let (addresses, twins) = self.entries();
         let membership = self.hearsay();
         let config = CoreConfig {
@@ -371,6 +361,7 @@ impl World {
         self.clients.push(Client {
             core,
             alive: true,
+            reads,
             paused_until: Time::ZERO,
             blocked: vec![[Time::ZERO; 2]; MAX_STORES],
             links: BTreeMap::new(),

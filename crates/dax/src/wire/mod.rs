@@ -31,11 +31,12 @@ mod members;
 mod request;
 mod response;
 
+pub use crate::contents::Base;
 pub use frame::{
     Frame, FrameReader, MAX_FRAME_BYTES, MAX_GREETING_BYTES, MAX_REQUEST_BYTES, MAX_WELCOME_BYTES,
     read_frame,
 };
-pub use request::{Base, BlockWrite, Request};
+pub use request::{BlockWrite, Request};
 pub use response::{InventoryEntry, RecordEntry, Response, StoredBlock, StoredRecord};
 
 use bytes::Bytes;
@@ -45,11 +46,14 @@ use crate::ids::{BlockKey, Generation, Version};
 /// The version of the protocol that this code speaks.
 ///
 /// 2: a zone says which store it is. 3: and who the volume's members are. 4: a write may begin with what the zone
-/// has already ([`Base`]).
-pub const PROTOCOL: u16 = 4;
+/// has already ([`Base`]). 5: a client looks at the number of [`Forms`](crate::forms::Forms), and reads those up to 2.
+pub const PROTOCOL: u16 = 5;
 
 /// The first version in which a write may have a [`Base`].
 pub const PROTOCOL_OF_BASES: u16 = 4;
+
+/// The first version whose speakers look at the number of [`Forms`](crate::forms::Forms) of a volume.
+pub const PROTOCOL_OF_FORMS: u16 = 5;
 
 /// The largest value of a record, in bytes.
 pub const MAX_RECORD_BYTES: usize = 1 << 20;
@@ -128,5 +132,7 @@ impl BlockWrite {
     }
 }
 
+#[cfg(test)]
+mod golden_test;
 #[cfg(test)]
 mod tests;

@@ -4,21 +4,13 @@ use bytes::{Bytes, BytesMut};
 
 use super::codec::{Decoder, Encoder, malformed};
 use super::frame::Frame;
+use crate::contents::Base;
 use crate::credentials::{Nonce, Proof};
 use crate::error::Result;
 use crate::ids::{BlockIndex, BlockKey, Epoch, FileId, Generation, Version, VolumeName};
 use crate::membership::Membership;
 use crate::sightings::Sightings;
 use crate::storage::{Retention, VolumeSettings};
-
-/// Where the beginning of a block's contents is already: at the replica, in what it has of the block.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Base {
-    /// The generation in which the replica has it.
-    pub generation: Generation,
-    /// So many bytes of what it keeps there.
-    pub bytes: u32,
-}
 
 /// One block on its way to a replica.
 #[derive(Debug, Clone, PartialEq, Eq)]

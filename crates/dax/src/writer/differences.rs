@@ -17,8 +17,9 @@ use parking_lot::Mutex;
 
 use super::hash::IdMap;
 use super::packing::{difference, is_base, pack};
+use crate::contents::Base;
+pub use crate::contents::Contents;
 use crate::ids::{BlockKey, Generation};
-use crate::wire::Base;
 
 /// What a remembered block takes beside its bytes.
 const ENTRY_BYTES: usize = 120;
@@ -26,21 +27,6 @@ const ENTRY_BYTES: usize = 120;
 const LOOKS: usize = 4;
 /// Places that the order may have beside two for each block.
 const ORDER_SPARE: usize = 64;
-
-/// What is written of a block: its contents as they are kept, and what of them replicas have already.
-#[derive(Debug, Clone)]
-pub struct Contents {
-    /// None if replicas are sent all of it.
-    pub base: Option<Base>,
-    /// All of it.
-    pub data: Bytes,
-}
-
-impl From<Bytes> for Contents {
-    fn from(data: Bytes) -> Contents {
-        Contents { base: None, data }
-    }
-}
 
 /// A block as it was last sent.
 #[derive(Debug)]

@@ -139,6 +139,13 @@ pub fn unpack(packed: Bytes, block_bytes: usize) -> Result<Bytes> {
     }
 }
 
+/// True if a block that was kept as `packed` was packed as more than a whole: a program that reads [whole blocks](crate::forms::Forms::WHOLE_BLOCKS) does not understand it.
+#[cfg(test)]
+pub(crate) fn is_in_parts(packed: &[u8]) -> bool {
+    let is_whole = |frame: usize| frame == packed.len();
+    packed.starts_with(&ZSTD) && !find_frame_compressed_size(packed).is_ok_and(is_whole)
+}
+
 fn unpack_zstd(packed: &[u8], data: &mut [u8]) -> io::Result<usize> {
     let first = find_frame_compressed_size(packed).map_err(zstd_error)?;
     let (base, difference) = packed.split_at(first);

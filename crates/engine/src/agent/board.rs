@@ -4,6 +4,8 @@ use std::sync::Arc;
 
 use async_trait::async_trait;
 use coordination::channel::{Handler, Request};
+use coordination::records::finish_upgrade;
+use dax::forms::Forms;
 use dax::storage::Storage;
 use parking_lot::Mutex;
 use serde_json::{Value, json};
@@ -50,6 +52,13 @@ impl Board {
         *self.storage.lock() = Some(storage);
     }
 
+    /// Has the active write these forms from now on.
+    pub(super) fn use_forms(&self, forms: Forms) {
+        if let Some(storage) = self.storage.lock().as_ref() {
+            storage.use_forms(forms);
+        }
+    }
+
     fn status(&self) -> Value {
         let mut status = self.life.lock().clone();
         let (role, state) = self.driver.member();
@@ -84,6 +93,13 @@ impl Handler for Board {
             Request::Status => Ok(self.status()),
             Request::Failover { to, force } => self.order(Ask::Failover { to, force }).await,
             Request::Restart => self.order(Ask::Restart).await,
+            Request::FinishUpgrade => {
+                let storage = self.storage.lock().clone();
+                let storage =
+                    storage.ok_or("this node is not the active, which alone ends an upgrade")?;
+                let forms = finish_upgrade(storage.as_ref()).await?;
+                Ok(json!({ "written": forms }))
+            }
             _ => Err(
                 "a node that hosts a server of another kind than PostgreSQL cannot do that"
                     .to_owned(),

@@ -5,8 +5,9 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use coordination::records::{ActiveState, Heartbeat, Record};
+use coordination::records::{ActiveState, Heartbeat, Record, written_forms};
 use dax::error::{Error, ErrorKind};
+use dax::forms::Forms;
 use dax::ids::Epoch;
 use dax::storage::Storage;
 use tokio::sync::watch;
@@ -41,6 +42,10 @@ pub(super) async fn fence(
     storage: &Arc<dyn Storage>,
     seen: Epoch,
 ) -> Result<(Epoch, Pulse)> {
+    // Before anybody is fenced for a node that could not go on.
+    let forms = written_forms(storage.as_ref()).await?;
+    forms.check_reader(Forms::NEWEST)?;
+    storage.use_forms(forms);
     let grant = storage.accepted_epoch().await?;
     if grant.epoch > seen {
         let why = format!(

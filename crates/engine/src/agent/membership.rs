@@ -4,7 +4,8 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use coordination::address::Address;
-use coordination::records::{Control, Libraries, Member, Record, ServerFacts};
+use coordination::records::{Control, Libraries, Member, Record, ServerFacts, written_forms};
+use dax::forms::Forms;
 use tokio::task::JoinHandle;
 use volume::lsn::Lsn;
 
@@ -52,6 +53,10 @@ async fn run(context: Arc<Context>) {
             }
             Err(error) => tracing::debug!(%error, "the control record was not read"),
         }
+        match written_forms(context.registry.as_ref()).await {
+            Ok(forms) => context.board.use_forms(forms.min(Forms::NEWEST)),
+            Err(error) => tracing::debug!(%error, "the number of forms was not read"),
+        }
         tokio::select! {
             () = tokio::time::sleep(EVERY) => {}
             changed = states.changed() => if changed.is_err() { return },
@@ -82,7 +87,7 @@ async fn write(context: &Context, updated: u64) -> Result<()> {
         server: ServerFacts::default(),
         libraries: Libraries::default(),
         misfit: None,
-        reads: dax::forms::Forms::default(),
+        reads: Forms::NEWEST,
         control: context.control.lock().version,
         updated,
     };

@@ -27,6 +27,7 @@ use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use coordination::channel::{Notice, Request, ServerStarted, Trigger};
+use dax::forms::Forms;
 use dax::ids::{Epoch, NodeName};
 use dax::scrub::{self, Scrubber};
 use dax::storage::Storage;
@@ -378,6 +379,10 @@ impl Active {
     }
 
     fn report(&self, context: &Context, told: &Told) {
+        // Raised by this node, whose answer may have been lost, or before it became the active.
+        if let Some(forms) = *context.forms.borrow() {
+            self.storage.use_forms(forms.min(Forms::NEWEST));
+        }
         let synced = *self.sealer.synced().borrow();
         let standbys: Vec<_> = context
             .server
@@ -400,6 +405,7 @@ impl Active {
             "log": self.log.told(),
             "server": *context.facts.lock(),
             "control": context.control_report(),
+            "forms": context.forms_report(),
             "configured": told.configuring.version.load(Ordering::Relaxed),
             "configuration_trouble": *told.configuring.trouble.lock(),
         }));

@@ -12,6 +12,7 @@ use coordination::records::{
     Cluster, Control, EngineFacts, Libraries, Member, Record, ServerFacts,
 };
 use coordination::tier;
+use dax::forms::Forms;
 use dax::storage::Storage;
 use nix::unistd::{Gid, Uid};
 use parking_lot::Mutex;
@@ -51,6 +52,14 @@ impl Reached {
     }
 }
 
+/// What was read last of what concerns the whole cluster.
+pub(crate) struct Known {
+    /// What operators want.
+    pub control: watch::Receiver<Control>,
+    /// Which forms may be in the volume, once that was read.
+    pub forms: watch::Receiver<Option<Forms>>,
+}
+
 /// See the module.
 pub(crate) struct Context {
     pub config: Config,
@@ -67,6 +76,8 @@ pub(crate) struct Context {
     pub skips: Skips,
     /// What operators want of the cluster, as it was read last.
     pub control: watch::Receiver<Control>,
+    /// Which forms may be in the volume, as it was read last.
+    pub forms: watch::Receiver<Option<Forms>>,
     /// What the running PostgreSQL says of itself.
     pub facts: Arc<Mutex<ServerFacts>>,
     /// Decides what this node is.
@@ -95,7 +106,7 @@ impl Context {
         cluster: Cluster,
         server: Arc<Server>,
         board: Arc<StatusBoard>,
-        control: watch::Receiver<Control>,
+        known: Known,
         driver: Arc<MachineDriver>,
         registry: Arc<dyn Storage>,
     ) -> Result<Context> {
@@ -117,7 +128,8 @@ impl Context {
             server,
             board,
             skips: Skips::default(),
-            control,
+            control: known.control,
+            forms: known.forms,
             facts: Arc::default(),
             driver,
             registry,
@@ -158,6 +170,11 @@ impl Context {
             "scheduled_switchover": control.scheduled_switchover,
             "standbys": control.standbys,
         })
+    }
+
+    /// Which forms may be written, and which this program reads, for the status.
+    pub(crate) fn forms_report(&self) -> Value {
+        json!({ "written": *self.forms.borrow(), "reads": Forms::NEWEST })
     }
 
     /// The timings of heartbeats: the cluster's, if operators said so, else this node's own.
@@ -267,7 +284,7 @@ impl Context {
                 .control
                 .borrow()
                 .misfit(&self.libraries, self.built_with.as_ref()),
-            reads: dax::forms::Forms::NEWEST,
+            reads: Forms::NEWEST,
             ..Member::starting(name, incarnation, postgres, channel)
         }
     }

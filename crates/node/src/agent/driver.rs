@@ -147,7 +147,8 @@ impl MachineDriver {
                 let _ = order.answer.send(Err(why));
                 return;
             }
-            Request::Status | Request::Unknown(_) => {
+            // Status and the end of an upgrade are the board's.
+            Request::Status | Request::FinishUpgrade | Request::Unknown(_) => {
                 let why = "this release does not know that request".to_owned();
                 // Whoever asked may have gone.
                 let _ = order.answer.send(Err(why));

@@ -143,10 +143,10 @@ impl Agent {
             connected = wait_for_cluster(&config) => connected?,
             () = driver.until(|state| *state == State::Stopping) => return Ok(()),
         };
-        let (_controls, control) = Controls::start(config.clone());
+        let (_controls, known) = Controls::start(config.clone());
         let server = Arc::new(server);
         let context = Context::new(
-            config, party, host, cluster, server, board, control, driver, registry,
+            config, party, host, cluster, server, board, known, driver, registry,
         )?;
         let rotation = Rotation {
             bytes: context.config.postgres.log_size.bytes() as u64,

@@ -5,6 +5,7 @@ use std::sync::Arc;
 
 use async_trait::async_trait;
 use coordination::channel::{Handler, Request};
+use coordination::records::finish_upgrade;
 use dax::storage::Storage;
 use parking_lot::Mutex;
 use serde_json::{Value, json};
@@ -82,6 +83,13 @@ impl Handler for StatusBoard {
     async fn request(&self, request: Request) -> Result<Value, String> {
         if request == Request::Status {
             return Ok(self.status());
+        }
+        if request == Request::FinishUpgrade {
+            let storage = self.storage.lock().clone();
+            let storage =
+                storage.ok_or("this node is not the active, which alone ends an upgrade")?;
+            let forms = finish_upgrade(storage.as_ref()).await?;
+            return Ok(json!({ "written": forms }));
         }
         let (answer, answered) = oneshot::channel();
         let busy = |_| "this node is busy with another order; try again".to_owned();

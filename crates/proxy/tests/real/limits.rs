@@ -2,8 +2,8 @@
 
 use std::time::Duration;
 
-use tokio_postgres::Client;
 use tokio_postgres::error::SqlState;
+use tokio_postgres::{Client, NoTls};
 
 use crate::site::Site;
 
@@ -74,7 +74,14 @@ async fn a_statement_that_takes_too_long_is_cancelled() {
     let error = client.batch_execute("SELECT pg_sleep(60)").await;
     let error = error.expect_err("it takes too long");
     assert_eq!(error.code(), Some(&SqlState::QUERY_CANCELED), "{error:?}");
-    let other = site.connect().await;
+    let text = format!(
+        "host=127.0.0.1 port={} user=postgres dbname=postgres",
+        site.address.port()
+    );
+    let (other, connection) = tokio_postgres::connect(&text, NoTls)
+        .await
+        .expect("it connects");
+    let connection = tokio::spawn(connection);
     let running = "SELECT count(*) FROM pg_stat_activity WHERE query LIKE '%pg_sleep(60)%' AND state = 'active' AND pid <> pg_backend_pid()";
     for _ in 0..100 {
         if number(&other, running).await == 0 {
@@ -113,7 +120,14 @@ async fn who_waits_is_counted_as_long_as_it_waits() {
         })
     };
     let busy = site.connect().await;
-    let other = site.connect().await;
+    let text = format!(
+        "host=127.0.0.1 port={} user=postgres dbname=postgres",
+        site.address.port()
+    );
+    let (other, connection) = tokio_postgres::connect(&text, NoTls)
+        .await
+        .expect("it connects");
+    let connection = tokio::spawn(connection);
     busy.batch_execute("BEGIN").await.expect("begins");
     let waits = tokio::spawn(async move { other.batch_execute("SELECT 1").await });
     for _ in 0..500 {
@@ -123,7 +137,9 @@ async fn who_waits_is_counted_as_long_as_it_waits() {
         tokio::time::sleep(Duration::from_millis(10)).await;
     }
     assert_eq!(waiting(), "1");
-    waits.abort();
+    connection.abort();
+    let ended = waits.await.expect("it is no panic");
+    assert!(ended.is_err_and(|error| error.is_closed()));
     for _ in 0..500 {
         if waiting() == "0" {
             return;

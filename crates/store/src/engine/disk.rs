@@ -38,7 +38,7 @@ use nix::fcntl::{Flock, FlockArg};
 use parking_lot::{Mutex, RwLock};
 
 use super::recent::Recent;
-use super::trouble::{damaged, failed, meaning, not_opened, unusable};
+use super::trouble::{damaged, failed, meaning, not_opened, not_understood, unusable};
 use super::{Batch, Engine, EngineError, Found, Metas, SlotRange, Slots};
 use crate::background;
 use crate::error::OpenError;
@@ -110,11 +110,12 @@ impl DiskEngine {
         })?;
         let applied = last_applied(&blocks, &meta).map_err(|error| match error {
             NotNumbered::Engine(source) => not_opened(dir, source),
-            NotNumbered::Nonsense(source) => damaged(dir, source),
+            NotNumbered::Nonsense(source) => not_understood(dir, source),
         })?;
         let opened = CommitLog::open(dir, log_bytes, applied);
         let (log, records) = opened.map_err(|error| match error {
             LogError::Io(source) => unusable(dir, source),
+            error @ LogError::Version(_) => not_understood(dir, error),
             error => {
                 cut.keep();
                 damaged(dir, error)
@@ -146,7 +147,7 @@ impl DiskEngine {
             let Sequence(number) = record.sequence;
             let mut changes = Vec::new();
             for change in record.changes() {
-                let nonsense = || damaged(&self.dir, LogError::Nonsense(number));
+                let nonsense = || not_understood(&self.dir, LogError::Nonsense(number));
                 changes.push(change.ok_or_else(nonsense)?);
             }
             let batch = self.filled(changes, record.sequence);

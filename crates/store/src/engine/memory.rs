@@ -5,7 +5,7 @@
 //! keyspaces that is synced at checkpoints, then by the tables of each keyspace, which is flushed when it likes. What an
 //! opening makes of what it finds, the same code decides ([`crate::log::in_all_of`], [`crate::log::check_gap`]).
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::ops::Bound;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -70,6 +70,8 @@ struct Faults {
     every: u32,
     reads: u32,
     full: bool,
+    /// Slots that are not read, for good: until they are written again.
+    bad: BTreeSet<Bytes>,
     /// Wrong on purpose: what cannot be read is called damaged.
     unreadable_is_damage: bool,
 }
@@ -99,9 +101,10 @@ impl Disk {
                 continue;
             }
             match kind {
-                Kind::PutBlock | Kind::PutMeta => keyspace.live.insert(key, value),
+                Kind::PutBlock | Kind::PutMeta => keyspace.live.insert(key.clone(), value),
                 Kind::RemoveBlock | Kind::RemoveMeta => keyspace.live.remove(&key),
             };
+            self.faults.bad.remove(&key);
         }
     }
 
@@ -115,6 +118,14 @@ impl Disk {
         self.released = self.last;
     }
 
+    /// Fails for good where the sector is bad.
+    fn check_sector(&self, name: &[u8]) -> Result<(), EngineError> {
+        match self.faults.bad.contains(name) {
+            true => Err(unreadable()),
+            false => Ok(()),
+        }
+    }
+
     /// True if this read fails.
     fn check_read(&mut self) -> Result<(), EngineError> {
         let faults = &mut self.faults;
@@ -126,9 +137,12 @@ impl Disk {
             return Ok(());
         }
         faults.failing -= 1;
-        let error = std::io::Error::from_raw_os_error(nix::libc::EIO);
-        Err(EngineError::Unreadable(error.into()))
+        Err(unreadable())
     }
+}
+
+fn unreadable() -> EngineError {
+    EngineError::Unreadable(std::io::Error::from_raw_os_error(nix::libc::EIO).into())
 }
 
 impl MemoryEngine {
@@ -230,6 +244,35 @@ impl MemoryEngine {
         slots.collect()
     }
 
+    /// From now on the `n`-th slot is not read, and says which that is; none if there is nothing.
+    pub fn spoil(&self, n: u64) -> Option<Slot> {
+        let mut disk = self.disk.lock();
+        let n = n.checked_rem(disk.blocks.live.len() as u64)?;
+        let name = disk.blocks.live.keys().nth(n as usize)?.clone();
+        let slot = Slot::decode(&name);
+        disk.faults.bad.insert(name);
+        slot
+    }
+
+    /// True if the slot is not read, for good.
+    pub fn is_bad(&self, slot: &Slot) -> bool {
+        self.disk
+            .lock()
+            .faults
+            .bad
+            .contains(slot.encode().as_slice())
+    }
+
+    /// The disk has another sector in place of each that was not read.
+    pub fn read_again(&self) {
+        self.disk.lock().faults.bad.clear();
+    }
+
+    /// True if reads fail that may succeed later.
+    pub fn is_failing(&self) -> bool {
+        self.disk.lock().faults.failing > 0
+    }
+
     /// From now on so many reads fail, one in `every`, and may succeed when they are tried again.
     pub fn fail_reads(&self, failing: u32, every: u32) {
         let faults = &mut self.disk.lock().faults;
@@ -294,6 +337,7 @@ impl Engine for MemoryEngine {
             }
             checked => checked?,
         }
+        disk.check_sector(slot.encode().as_slice())?;
         let value = disk.blocks.live.get(slot.encode().as_slice()).cloned();
         Ok(value.map(|value| Found::new(slot.key, slot.generation, value)))
     }
@@ -310,9 +354,13 @@ impl Engine for MemoryEngine {
         let slots = disk.blocks.live.range::<[u8], _>(borrowed(&from, &to));
         let shown = slots.filter_map(|(name, value)| {
             let slot = Slot::decode(name).filter(|slot| slot.generation <= up_to)?;
-            Some(Found::new(key, slot.generation, value.clone()))
+            Some((name, slot.generation, value))
         });
-        Ok(shown.last())
+        let Some((name, generation, value)) = shown.last() else {
+            return Ok(None);
+        };
+        disk.check_sector(name)?;
+        Ok(Some(Found::new(key, generation, value.clone())))
     }
 
     fn slots(&self, (from, to): SlotRange) -> Slots {

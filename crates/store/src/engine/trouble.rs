@@ -23,7 +23,30 @@ pub(super) fn failed(error: fjall::Error) -> EngineError {
 
 /// What the store could not do while it was opened.
 pub(super) fn not_opened(dir: &Path, error: fjall::Error) -> OpenError {
-    meaning(error).at_open(dir)
+    match is_other_version(&error) {
+        true => not_understood(dir, error),
+        false => meaning(error).at_open(dir),
+    }
+}
+
+/// True if its files are of another version of the store than this program has.
+fn is_other_version(error: &fjall::Error) -> bool {
+    matches!(
+        error,
+        fjall::Error::InvalidVersion(Some(_))
+            | fjall::Error::Storage(fjall::LsmError::InvalidVersion(_))
+    )
+}
+
+/// Something is there, whole, that this program does not understand.
+pub(super) fn not_understood(
+    dir: &Path,
+    source: impl Into<Box<dyn std::error::Error + Send + Sync>>,
+) -> OpenError {
+    OpenError::NotUnderstood {
+        dir: dir.into(),
+        source: source.into(),
+    }
 }
 
 /// What the system said, if it was the system.
@@ -90,6 +113,9 @@ mod tests {
         ] {
             assert!(matches!(meaning(error), EngineError::Damaged(_)));
         }
+        let newer = fjall::Error::Storage(fjall::LsmError::InvalidVersion(9));
+        let text = not_opened(Path::new("zone"), newer).to_string();
+        assert!(!text.contains("away") && text.contains("newer"), "{text}");
         assert!(matches!(
             meaning(fjall::Error::Poisoned),
             EngineError::Store(_)

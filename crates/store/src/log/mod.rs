@@ -48,8 +48,11 @@ pub(crate) enum LogError {
     #[error("the zone's commit log")]
     Io(#[from] io::Error),
     /// It is not a log.
-    #[error("the zone's commit log is not one of this version: its head is damaged")]
+    #[error("the head of the zone's commit log is damaged")]
     Head,
+    /// It is a log of another version.
+    #[error("the zone's commit log is {0:?}, which this program does not read")]
+    Version(String),
     /// The engine has commits, and there is no log.
     #[error("the zone's commit log is missing")]
     Missing,
@@ -89,7 +92,7 @@ impl CommitLog {
             create(dir, capacity)?;
         }
         let bytes = Bytes::from(std::fs::read(&path)?);
-        let (capacity, secret) = head(&bytes).ok_or(LogError::Head)?;
+        let (capacity, secret) = head(&bytes).ok_or_else(|| no_log(&bytes))?;
         let records = missing(find_all(secret, &bytes, capacity), applied)?;
         let log = CommitLog {
             file: SyncedFile::open(&path)?,
@@ -176,6 +179,16 @@ fn head(bytes: &[u8]) -> Option<(u64, u64)> {
     let sound = bytes.get(..HEAD_BYTES)? == encode_head(capacity, secret);
     let whole = capacity.checked_add(ALIGN)? == bytes.len() as u64;
     (sound && whole && capacity.is_multiple_of(ALIGN)).then_some((capacity, secret))
+}
+
+/// What bytes are that are no log of this version.
+fn no_log(bytes: &[u8]) -> LogError {
+    match bytes.get(..TITLE.len()) {
+        Some(title) if title != TITLE && title.starts_with(&TITLE[..TITLE.len() - 1]) => {
+            LogError::Version(String::from_utf8_lossy(title).into_owned())
+        }
+        _ => LogError::Head,
+    }
 }
 
 /// Every sound record in the ring, wherever it lies.
@@ -342,6 +355,9 @@ mod tests {
             std::fs::write(path(&dir), wrong).unwrap();
             assert!(matches!(open(&dir, 0), Err(LogError::Head)));
         }
+        let newer = [b"understudy-log 2", &bytes[16..]].concat();
+        std::fs::write(path(&dir), newer).unwrap();
+        assert!(matches!(open(&dir, 0), Err(LogError::Version(_))));
         std::fs::remove_file(path(&dir)).unwrap();
         assert!(matches!(open(&dir, 3), Err(LogError::Missing)));
     }

@@ -114,6 +114,16 @@ impl Schedule {
                 self.replicas[r].engine.fail_reads(failing, every);
             }
             6 if self.chance(30) => self.depose_and_empty(r),
+            7 if self.chance(50) => {
+                let n = self.rng.random_range(0..1000);
+                if let Some(slot) = self.replicas[r].engine.spoil(n) {
+                    self.coverage.one("sectors that cannot be read");
+                    self.note(|| {
+                        let (key, generation) = (slot.key, slot.generation);
+                        format!("replica {r}: {key} in {generation} is not read any more")
+                    });
+                }
+            }
             7 => {
                 let full = self.chance(50);
                 self.replicas[r].engine.set_full(full);

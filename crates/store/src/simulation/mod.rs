@@ -31,14 +31,20 @@ pub(crate) enum Flaw {
     RebuildingAcksCount,
     /// A removal is forgotten although not all of its blocks could be dropped.
     UndoneForgotten,
+    /// What is sent of a write is put behind whatever is there, without a look at the checksum.
+    BaseBelieved,
+    /// A write is refused because what it begins with cannot be read.
+    BaseHoldsUp,
 }
 
 impl Flaw {
     /// All of them.
-    pub const ALL: [Flaw; 4] = [
+    pub const ALL: [Flaw; 6] = [
         Flaw::UnreadableIsDamage,
         Flaw::MetaNumberAlone,
         Flaw::RebuildingAcksCount,
         Flaw::UndoneForgotten,
+        Flaw::BaseBelieved,
+        Flaw::BaseHoldsUp,
     ];
 }

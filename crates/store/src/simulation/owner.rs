@@ -1,12 +1,12 @@
 //! What a writer does, in short: it numbers its writes on each connection, sends again what was not acknowledged,
 //! and counts what was. It may have been deposed and not know it.
 
-use std::collections::VecDeque;
+use std::collections::{BTreeSet, VecDeque};
 
 use bytes::Bytes;
 use dax::ids::{BlockKey, Epoch, Generation, Version};
 use dax::storage::Lineage;
-use dax::wire::{BlockWrite, Request, checksum};
+use dax::wire::{Base, BlockWrite, Request, checksum};
 
 use super::replica::ConnId;
 
@@ -25,22 +25,34 @@ pub(super) struct Write {
     pub overtaken: bool,
 }
 
-/// A write as it is sent under an epoch: its contents follow from its version.
+/// Bytes that the contents of writes which are made one after the other often begin with.
+const BASE_BYTES: usize = 8;
+/// So many of them begin alike.
+const ALIKE: u64 = 8;
+
+/// A write as it is sent under an epoch: its contents follow from its version. With a base, the replica is not sent what
+/// they begin with, which it may have in that generation.
 pub(super) fn block_write(
     epoch: Epoch,
     key: BlockKey,
     generation: Generation,
     version: Version,
+    base: Option<Generation>,
 ) -> Request {
-    let data = Bytes::copy_from_slice(&version.seq.to_be_bytes());
+    let beginning = (u64::from(version.epoch.0) << 32) | (version.seq / ALIKE);
+    let end = version.seq;
+    let data: Bytes = [beginning.to_be_bytes(), end.to_be_bytes()].concat().into();
     Request::Write(BlockWrite {
         epoch,
         key,
         generation,
         version,
         checksum: checksum(key, generation, version, &data),
-        base: None,
-        data,
+        base: base.map(|generation| Base {
+            generation,
+            bytes: BASE_BYTES as u32,
+        }),
+        data: data.slice(base.map_or(0, |_| BASE_BYTES)..),
     })
 }
 
@@ -84,9 +96,10 @@ impl Link {
         self.in_flight.iter().any(|(_, w)| *w == write)
     }
 
-    /// The write had no effect.
-    pub fn refused(&mut self, number: u64) {
-        self.in_flight.retain(|(n, _)| *n != number);
+    /// The write had no effect: which one.
+    pub fn refused(&mut self, number: u64) -> Option<usize> {
+        let at = self.in_flight.iter().position(|(n, _)| *n == number)?;
+        self.in_flight.remove(at).map(|(_, write)| write)
     }
 
     /// The writes that are acknowledged.
@@ -114,6 +127,8 @@ pub(super) struct Owner {
     pub images: Vec<Lineage>,
     /// What each replica was not told yet.
     pub requests_left: [Vec<Request>; REPLICAS],
+    /// Writes that a replica is sent whole, because it did not have what they begin with.
+    pub whole: BTreeSet<(usize, usize)>,
 }
 
 impl Owner {
@@ -129,6 +144,7 @@ impl Owner {
             generation: 1,
             images,
             requests_left: [const { Vec::new() }; REPLICAS],
+            whole: BTreeSet::new(),
         }
     }
 
@@ -155,6 +171,16 @@ impl Owner {
             overtaken,
         });
         self.writes.len() - 1
+    }
+
+    /// What a replica may have that a write begins with: the write of the block before it.
+    pub fn base(&self, replica: usize, write: usize) -> Option<Generation> {
+        if self.whole.contains(&(replica, write)) {
+            return None;
+        }
+        let key = self.writes[write].key;
+        let before = self.writes[..write].iter().rev().find(|w| w.key == key);
+        before.map(|before| before.generation)
     }
 
     /// The newest version that it has written of a block in a generation.

@@ -44,6 +44,8 @@ pub(super) struct Replica {
     /// Nothing is sent on it.
     socket: Stream,
     flaw: Option<Flaw>,
+    /// Reads that may succeed later could fail in the last commit.
+    pub failing: bool,
 }
 
 struct Process {
@@ -63,6 +65,7 @@ impl Replica {
             process: None,
             socket,
             flaw,
+            failing: false,
         };
         replica.empty(store);
         replica
@@ -99,6 +102,8 @@ impl Replica {
         let mut committer = Committer::new(shared.clone(), next_removal);
         committer.room = Room::looking_every(Duration::ZERO);
         committer.undone_forgotten = self.flaw == Some(Flaw::UndoneForgotten);
+        committer.base_believed = self.flaw == Some(Flaw::BaseBelieved);
+        committer.base_holds_up = self.flaw == Some(Flaw::BaseHoldsUp);
         self.process = Some(Process {
             committer,
             janitor: Janitor::new(shared.clone()),
@@ -147,7 +152,7 @@ impl Replica {
         };
         let conn = Arc::new(Conn::collecting(id, &self.socket));
         if let Some(volume) = volume {
-            conn.bind(volume);
+            conn.bind(volume, dax::forms::Forms::NEWEST);
         }
         process.conns.insert(id, conn.clone());
         process.shared.conns.lock().insert(id, conn);
@@ -189,6 +194,7 @@ impl Replica {
 
     /// Commits what waits, and gives what it answers.
     pub fn commit(&mut self) -> Vec<(ConnId, u64, Response)> {
+        self.failing = self.engine.is_failing();
         let Some(process) = &mut self.process else {
             return Vec::new();
         };

@@ -14,9 +14,10 @@ use rand::{Rng, SeedableRng};
 use simulate::{Coverage, Outcome};
 
 use super::Flaw;
-use super::owner::{Owner, REPLICAS};
+use super::owner::{Owner, REPLICAS, Write};
 use super::replica::{ConnId, Replica, volume_name};
 use crate::engine::Engine;
+use crate::keys::{Slot, VolumeId};
 use crate::stream::Stream;
 
 /// Blocks with generations. Files above it hold blocks that keep one version.
@@ -178,8 +179,29 @@ impl Schedule {
         };
         match answer {
             Response::WriteRefused { number, kind, .. } => {
-                link.refused(number);
+                let refused = link.refused(number);
                 owner.fenced |= kind == ErrorKind::Fenced;
+                if let Some(w) = refused.filter(|_| kind == ErrorKind::NotFound) {
+                    owner.whole.insert((r, w));
+                    self.coverage.one("writes refused for what they begin with");
+                }
+                if let Some(w) = refused.filter(|_| kind == ErrorKind::Unavailable)
+                    && owner.base(r, w).is_some()
+                    && !self.replicas[r].failing
+                {
+                    let Write {
+                        key, generation, ..
+                    } = owner.writes[w];
+                    let slot = Slot {
+                        volume: VolumeId(1),
+                        key,
+                        generation,
+                    };
+                    if !self.replicas[r].engine.is_bad(&slot) {
+                        let why = format!("{key}: refused for what it begins with, not for itself");
+                        self.misread = Some(why);
+                    }
+                }
                 if kind == ErrorKind::Full {
                     self.coverage.one("writes refused by full zones");
                 }
@@ -285,6 +307,7 @@ impl Schedule {
     fn calm(&mut self) -> Checked {
         for r in 0..REPLICAS {
             self.replicas[r].engine.fail_reads(0, 1);
+            self.replicas[r].engine.read_again();
             self.replicas[r].engine.set_full(false);
             if !self.replicas[r].is_up() {
                 self.replicas[r].start();

@@ -82,7 +82,7 @@ impl Schedule {
         (key, up_to): Place,
         version: Version,
     ) -> Option<()> {
-        let write = block_write(self.owners[o].epoch, key, up_to, version);
+        let write = block_write(self.owners[o].epoch, key, up_to, version, None);
         self.coverage.one("copies mended");
         let link = self.owners[o].links[r].as_mut()?;
         let (conn, number) = (link.conn, link.number_repair());

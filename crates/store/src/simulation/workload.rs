@@ -76,7 +76,19 @@ impl Schedule {
         if owner.fenced || is_late || self.removed.contains(&write.key.file) {
             return;
         }
-        let request = block_write(owner.epoch, write.key, write.generation, write.version);
+        let base = owner.base(r, w);
+        if base.is_some() && owner.links[r].is_some() {
+            self.coverage.one("writes onto what is there");
+        }
+        let owner = &self.owners[o];
+        let write = &owner.writes[w];
+        let request = block_write(
+            owner.epoch,
+            write.key,
+            write.generation,
+            write.version,
+            base,
+        );
         if let Some(link) = &mut self.owners[o].links[r] {
             let number = link.number(w);
             self.replicas[r].send(link.conn, number, request);

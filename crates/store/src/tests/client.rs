@@ -114,8 +114,19 @@ impl Client {
     }
 
     fn hello_from(&mut self, volume: &str, zone: Option<&str>, nonce: Nonce) -> Response {
+        self.hello_as(PROTOCOL, volume, zone, nonce)
+    }
+
+    /// Says hello as a program that speaks `protocol`.
+    pub fn hello_as(
+        &mut self,
+        protocol: u16,
+        volume: &str,
+        zone: Option<&str>,
+        nonce: Nonce,
+    ) -> Response {
         self.ask(Request::Hello {
-            protocol: PROTOCOL,
+            protocol,
             volume: VolumeName::new(volume).unwrap(),
             client: "test".into(),
             zone: zone.map(str::to_owned),

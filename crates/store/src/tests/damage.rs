@@ -207,3 +207,23 @@ fn what_is_not_understood_is_not_called_damaged() {
         "{text}"
     );
 }
+
+/// What a newer release keeps was looked at with the rules of this one, which may cut off what they do not understand, before
+/// anybody asked which format it has.
+#[test]
+fn a_directory_of_a_newer_format_is_not_touched() {
+    let dir = tempfile::tempdir().unwrap();
+    drop(Zone::open(dir.path(), config()).unwrap());
+    let (format, journal) = (dir.path().join("FORMAT"), dir.path().join("9.jnl"));
+    assert_eq!(
+        std::fs::read(&format).unwrap(),
+        b"understudy-zone 4\n",
+        "it is noted"
+    );
+    std::fs::write(&format, "understudy-zone 5\n").unwrap();
+    std::fs::write(&journal, "of another kind").unwrap();
+    let error = Zone::open(dir.path(), config()).err().unwrap();
+    assert!(matches!(error, OpenError::Format { .. }), "{error:?}");
+    assert!(error.to_string().contains("newer"), "{error}");
+    assert_eq!(std::fs::read(&journal).unwrap(), b"of another kind");
+}

@@ -73,7 +73,10 @@ impl Bench {
         };
         self.put(VolumeId::NONE, Work::Request(conn.clone(), 1, create));
         self.step();
-        conn.bind(self.shared.volumes.get(&volume).unwrap());
+        conn.bind(
+            self.shared.volumes.get(&volume).unwrap(),
+            dax::forms::Forms::NEWEST,
+        );
         let own = Request::OwnEpoch {
             epoch: Epoch(1),
             owner: name.into(),

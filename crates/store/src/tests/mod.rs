@@ -7,6 +7,7 @@ mod crash;
 mod credentials;
 mod damage;
 mod fairness;
+mod golden;
 mod handing_over;
 mod hoarding;
 mod hostile;

@@ -3,9 +3,10 @@
 use bytes::Bytes;
 use dax::credentials::Nonce;
 use dax::error::ErrorKind;
+use dax::forms::Forms;
 use dax::ids::{Epoch, Version, VolumeName};
 use dax::storage::VolumeSettings;
-use dax::wire::{RECORDS_PAGE_BYTES, Request, Response};
+use dax::wire::{PROTOCOL_OF_FORMS, RECORDS_PAGE_BYTES, Request, Response};
 
 use super::TestZone;
 use super::client::{Client, kind, settings, v};
@@ -140,4 +141,31 @@ fn a_volume_is_made_once() {
     let t = t.restart();
     let mut c = Client::silent(&t.address);
     assert!(matches!(hello(&mut c), Response::Welcome { settings: s, .. } if s == settings()));
+}
+
+/// A node of release 0.1 does not look at the number of what may be written: it owned the epoch, and could not go on.
+#[test]
+fn who_does_not_read_what_may_be_written_owns_no_epoch_and_is_not_let_in() {
+    let t = TestZone::new();
+    let mut owner = Client::owner(&t.address, "v", 1);
+    let mut old = Client::silent(&t.address);
+    let hello = old.hello_as(PROTOCOL_OF_FORMS - 1, "v", None, Nonce([7; 32]));
+    assert!(matches!(hello, Response::Welcome { .. }), "{hello:?}");
+    assert!(old.own(2, "old/1"), "the number allows it");
+    assert!(owner.own(3, "owner/1"));
+    let raised = bytes("{\"written\":2}");
+    let stored = put(&mut owner, Some(3), Forms::RECORD, v(3, 1), raised);
+    assert_eq!(stored, Response::RecordStored { version: v(3, 1) });
+    let refused = old.ask(Request::OwnEpoch {
+        epoch: Epoch(4),
+        owner: "old/1".into(),
+        settled: false,
+    });
+    assert_eq!(kind(&refused), Some(ErrorKind::Denied), "{refused:?}");
+    let t = t.restart();
+    let mut again = Client::silent(&t.address);
+    let hello = again.hello_as(PROTOCOL_OF_FORMS - 1, "v", None, Nonce([8; 32]));
+    assert_eq!(kind(&hello), Some(ErrorKind::Denied), "{hello:?}");
+    let mut owner = Client::volume(&t.address, "v");
+    assert!(owner.own(4, "owner/1"), "nobody was fenced");
 }

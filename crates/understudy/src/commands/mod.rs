@@ -26,6 +26,7 @@ mod psql;
 mod registry;
 mod status;
 mod store;
+mod upgrade;
 #[cfg(feature = "vm")]
 mod vm;
 mod watch;
@@ -89,6 +90,7 @@ pub fn run(cli: Cli) -> anyhow::Result<Code> {
         Command::Remove(args) => on_runtime(operate::remove(args)),
         Command::AcceptCollations(args) => on_runtime(operate::accept_collations(args)),
         Command::Zone(command) => on_runtime(zone::run(command)),
+        Command::Upgrade(command) => on_runtime(upgrade::run(command)),
         Command::ShowConfig(args) => on_runtime(configure::show(args)),
         Command::EditConfig(args) => on_runtime(configure::edit(args)),
         Command::Bench(args) => bench::run(&args, cli.log.as_deref()),

@@ -1,5 +1,7 @@
 //! What tables of the cluster say in the same words.
 
+use std::time::{Duration, SystemTime};
+
 use coordination::records::{Cluster, Control, Member, Role};
 
 use super::history::utc;
@@ -7,6 +9,16 @@ use super::history::utc;
 /// `15.6 (Debian 15.6-1)` is long.
 pub(super) fn version_number(version: &str) -> &str {
     version.split(' ').next().unwrap_or(version)
+}
+
+/// How long ago that was, by this machine's clock.
+pub(super) fn ago(unix_ms: u64) -> String {
+    let now = SystemTime::now()
+        .duration_since(SystemTime::UNIX_EPOCH)
+        .unwrap_or_default();
+    let past = now.saturating_sub(Duration::from_millis(unix_ms));
+    let past = Duration::from_secs(past.as_secs());
+    format!(" for {}", humantime::format_duration(past))
 }
 
 /// Warnings about single nodes: a standby that would serve otherwise than the active does.

@@ -1,11 +1,12 @@
 //! `understudy status`: what the zones' records and the nodes themselves say.
 
-use std::time::{Duration, SystemTime};
+use std::time::Duration;
 
 use coordination::channel::{self, Party, Request};
 use coordination::records::{
-    Cluster, Control, EngineFacts, Heartbeat, Member, MemberState, Record, Role,
+    Cluster, Control, EngineFacts, Heartbeat, Member, MemberState, Record, Role, written_forms,
 };
+use dax::forms::Forms;
 use dax::ids::{Generation, ReplicaId};
 use dax::storage::{ReplicaStatus, StorageCounters, Usage};
 use serde::Serialize;
@@ -13,7 +14,7 @@ use serde_json::Value;
 use volume::standby::{OverlayStats, ReadStats};
 
 use super::cassandra::CassandraView;
-use super::notes::{member_notes, notes, version_number};
+use super::notes::{ago, member_notes, notes, version_number};
 use super::proxies;
 use super::registry::{Registry, in_time};
 use super::watch::{self, Picture};
@@ -43,6 +44,8 @@ pub(super) struct Status {
     heartbeat: Option<Heartbeat>,
     /// What operators want of the whole cluster.
     pub control: Control,
+    /// Which forms of what is stored may be written.
+    pub forms: Forms,
     pub nodes: Vec<Node>,
     pub replicas: Vec<Replica>,
     /// If Apache Cassandra keeps the blocks.
@@ -113,13 +116,14 @@ pub async fn run(args: cli::Status) -> anyhow::Result<Code> {
 /// Asks the registry and every node.
 pub(super) async fn look(registry: &Registry) -> anyhow::Result<Status> {
     let storage = &*registry.storage;
-    let (cluster, engine, heartbeat, members, control) = in_time(async {
+    let (cluster, engine, heartbeat, members, control, forms) = in_time(async {
         Ok((
             Cluster::load(storage).await?,
             EngineFacts::load(storage).await?,
             Heartbeat::load(storage).await?,
             Member::list(storage).await?,
             Control::read(storage).await?,
+            written_forms(storage).await?,
         ))
     })
     .await?;
@@ -155,6 +159,7 @@ pub(super) async fn look(registry: &Registry) -> anyhow::Result<Status> {
         engine,
         heartbeat,
         control,
+        forms,
         replicas: replicas
             .into_iter()
             .map(|status| Replica::new(status, &usage))
@@ -254,6 +259,9 @@ fn table(status: &Status) -> String {
         (None, _) => "NOBODY SERVES\n\n".to_owned(),
     });
     out.push_str(&notes(&status.control));
+    if status.forms < Forms::NEWEST {
+        out.push_str(" Upgrade not finished: see understudy upgrade status\n");
+    }
     let members = status.nodes.iter().map(|node| &node.member);
     out.push_str(&member_notes(
         &status.control,
@@ -312,16 +320,6 @@ fn restored(protection: Option<&Value>) -> String {
     took.map_or(String::new(), |ms| {
         format!(", restored within {} ms", thousands(ms))
     })
-}
-
-/// How long ago that was, by this machine's clock.
-fn ago(unix_ms: u64) -> String {
-    let now = SystemTime::now()
-        .duration_since(SystemTime::UNIX_EPOCH)
-        .unwrap_or_default();
-    let past = now.saturating_sub(Duration::from_millis(unix_ms));
-    let past = Duration::from_secs(past.as_secs());
-    format!(" for {}", humantime::format_duration(past))
 }
 
 fn node_line(node: &Node) -> String {
@@ -520,6 +518,7 @@ impl Status {
             engine: None,
             heartbeat: None,
             control: Control::default(),
+            forms: Forms::NEWEST,
             nodes,
             replicas: Vec::new(),
             cassandra: None,

@@ -35,6 +35,7 @@ mod stage;
 mod starts;
 mod steps;
 mod transactions;
+mod upgrade;
 mod verbs;
 mod versions;
 mod warmth;

@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use bytes::{Bytes, BytesMut};
 use dax::ids::{BlockIndex, BlockKey, FileId, Generation, Version};
-use dax::storage::SyncScope;
+use dax::storage::{Prepared, SyncScope};
 use tokio::sync::{RwLockReadGuard, RwLockWriteGuard};
 
 use super::core::Core;
@@ -114,7 +114,8 @@ impl Inner {
         let (held, inode) = self.lock_for_write(file, offset, end).await?;
         let tail = self.gap_tail(&inode, file, offset).await?;
         let contents = self.whole_blocks(&inode, file, offset, &data).await?;
-        let written = self.accept(file, tail.into_iter().chain(contents), end, now)?;
+        let blocks = self.prepared(&inode, tail.into_iter().chain(contents));
+        let written = self.accept(file, blocks, end, now)?;
         drop(held);
         self.report(&written, offset, &data);
         self.flush_if_long();
@@ -227,11 +228,33 @@ impl Inner {
         Ok(whole)
     }
 
+    /// Packs blocks before the core lock is taken, which every write needs. Should the generation change meanwhile, they are
+    /// packed again.
+    fn prepared(
+        &self,
+        inode: &Inode,
+        blocks: impl Iterator<Item = (BlockKey, Bytes)>,
+    ) -> Vec<(BlockKey, Prepared)> {
+        let generation = match inode.class {
+            FileClass::Data => self.core.lock().generation(inode.class),
+            _ => Generation::SINGLE,
+        };
+        let prepare = |(key, data): (BlockKey, Bytes)| {
+            // These are mostly not written at all.
+            let block = match data.iter().all(|byte| *byte == 0) {
+                true => Prepared::plain(data),
+                false => self.storage.prepare(key, generation, data),
+            };
+            (key, block)
+        };
+        blocks.map(prepare).collect()
+    }
+
     /// The one step: hands blocks to the storage and grows the file.
     fn accept(
         &self,
         file: FileId,
-        blocks: impl Iterator<Item = (BlockKey, Bytes)>,
+        blocks: Vec<(BlockKey, Prepared)>,
         end: u64,
         now: Timestamp,
     ) -> Result<Written> {
@@ -241,16 +264,16 @@ impl Inner {
         let (class, old_size) = (inode.class, inode.size);
         let generation = core.generation(class);
         let mut version = None;
-        for (key, data) in blocks {
+        for (key, block) in blocks {
             // Behind the end everything reads as zeros already (truncation marks): a database that
             // extends a file by zeros, or fills a new log segment up with them, costs nothing.
             let behind_end = key.block.0 * self.block_size >= old_size;
-            if behind_end && data.iter().all(|byte| *byte == 0) {
+            if behind_end && block.data.iter().all(|byte| *byte == 0) {
                 self.forget_base(key);
                 self.discard_inherited(key);
                 continue;
             }
-            version = Some(self.put_block(&mut core, key, generation, class, data)?);
+            version = Some(self.put_block(&mut core, key, generation, class, block)?);
         }
         match core.namespace.plan_grow(file, end, now)? {
             Some(op) => self.commit(&mut core, op, None)?,
@@ -276,10 +299,11 @@ impl Inner {
         key: BlockKey,
         generation: Generation,
         class: FileClass,
-        data: Bytes,
+        block: Prepared,
     ) -> Result<Version> {
         self.forget_base(key);
-        let version = self.storage.write(key, generation, data.clone())?;
+        let data = block.data.clone();
+        let version = self.storage.write_prepared(key, generation, block)?;
         if class == FileClass::Data {
             core.writes.note(key, version);
         }
@@ -375,7 +399,8 @@ impl Inner {
             write_back.blocks.discard_from(file, cut.first_block);
         }
         if let Some((key, data)) = boundary {
-            self.put_block(&mut core, key, generation, class, data)?;
+            let block = Prepared::plain(data);
+            self.put_block(&mut core, key, generation, class, block)?;
         }
         core.mtimes.remove(&file);
         self.commit(&mut core, op, None)

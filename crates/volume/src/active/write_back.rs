@@ -14,6 +14,7 @@ use tokio::time::Instant;
 
 use super::{InheritedBlocks, Inner};
 use crate::error::{Error, Result};
+use crate::layout::FileClass;
 
 /// Blocks written back in one step, under the core lock.
 const STEP_BLOCKS: usize = 8;
@@ -189,8 +190,12 @@ impl Inner {
         self.storage.write_room(bytes).await?;
         let some = write_back.blocks.some(STEP_BLOCKS)?;
         let blocks = some.len();
+        // Most are blocks of data; what is not is packed again.
+        let open = self.core.lock().generation(FileClass::Data);
+        let prepare = |(key, data)| (key, self.storage.prepare(key, open, data));
+        let some: Vec<_> = some.into_iter().map(prepare).collect();
         let mut core = self.core.lock();
-        for (key, data) in some {
+        for (key, block) in some {
             // Written anew or cut off meanwhile.
             if !write_back.blocks.contains(key) {
                 continue;
@@ -204,7 +209,7 @@ impl Inner {
                 continue;
             };
             let generation = core.generation(class);
-            self.put_block(&mut core, key, generation, class, data)?;
+            self.put_block(&mut core, key, generation, class, block)?;
         }
         Ok(blocks)
     }

@@ -76,6 +76,30 @@ async fn no_partial_write_is_lost_to_another_one_of_the_same_block() {
     assert_eq!(contents[BLOCK + 4..], [9; BLOCK - 4]);
 }
 
+/// A commit waited until the pages of others were packed: both need the lock that orders all writes.
+#[tokio::test]
+async fn nobody_waits_for_what_is_being_packed() {
+    let volume = Volume::format().await;
+    let (storage, life) = open_yielding(&volume).await;
+    let life = Arc::new(life);
+    let ino = life.create("f", NewInode::File).ino;
+    let packed = Arc::new(AtomicBool::new(false));
+    let (opened, seen) = (life.clone(), packed.clone());
+    let others_go_on = move || {
+        let (life, (done, waits)) = (opened.clone(), std::sync::mpsc::channel());
+        std::thread::spawn(move || done.send(life.view.namespace().inodes().count()));
+        waits
+            .recv_timeout(std::time::Duration::from_secs(10))
+            .expect("the lock is free while a block is packed");
+        seen.store(true, Ordering::Relaxed);
+    };
+    *storage.packing.lock().unwrap() = Some(Box::new(others_go_on));
+    life.write(ino, 0, vec![7; 2 * BLOCK]).await;
+    assert!(packed.load(Ordering::Relaxed), "nothing was packed");
+    *storage.packing.lock().unwrap() = None;
+    assert_eq!(life.contents(ino).await, [7; 2 * BLOCK]);
+}
+
 /// Each writer writes a number to its file `a`, then the same to `b`: at any cut `a` is at most one
 /// ahead of `b`, never behind.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

@@ -1,7 +1,7 @@
 //! A storage whose reads take a while, and which may have no room: whoever waits lets others run.
 
-use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex};
 
 use async_trait::async_trait;
 use bytes::Bytes;
@@ -9,8 +9,8 @@ use dax::error::Result;
 use dax::ids::{BlockIndex, BlockKey, Epoch, FileId, Generation, NodeName, ReplicaId, Version};
 use dax::memory::MemoryStorage;
 use dax::storage::{
-    Authority, Block, Difference, EpochGrant, ReplicaStatus, Retention, ScrubCursor, ScrubPage,
-    Space, Storage, StorageCounters, SyncScope, VolumeSettings,
+    Authority, Block, Difference, EpochGrant, Prepared, ReplicaStatus, Retention, ScrubCursor,
+    ScrubPage, Space, Storage, StorageCounters, SyncScope, VolumeSettings,
 };
 use tokio::sync::watch;
 
@@ -21,6 +21,8 @@ pub struct Yielding {
     pub promotions: AtomicU64,
     /// Whoever wants room waits.
     pub is_full: watch::Sender<bool>,
+    /// Called where blocks are packed.
+    pub packing: Mutex<Option<Box<dyn Fn() + Send>>>,
 }
 
 impl Yielding {
@@ -29,6 +31,7 @@ impl Yielding {
             memory,
             promotions: AtomicU64::new(0),
             is_full: watch::Sender::new(false),
+            packing: Mutex::default(),
         })
     }
 }
@@ -53,6 +56,13 @@ impl Storage for Yielding {
 
     fn next_version(&self) -> Result<Version> {
         self.memory.next_version()
+    }
+
+    fn prepare(&self, _: BlockKey, _: Generation, data: Bytes) -> Prepared {
+        if let Some(packing) = self.packing.lock().unwrap().as_ref() {
+            packing();
+        }
+        Prepared::plain(data)
     }
 
     fn write(&self, key: BlockKey, generation: Generation, data: Bytes) -> Result<Version> {

@@ -5,6 +5,7 @@ use std::time::Duration;
 use bytes::Bytes;
 
 use crate::error::Result;
+use crate::forms::Forms;
 use crate::ids::{BlockIndex, BlockKey, Epoch, FileId, Generation, ReplicaId, StoreId, Version};
 use crate::membership::{Change, Membership};
 use crate::sightings::Standing;
@@ -32,8 +33,8 @@ pub(crate) struct Arrival {
     pub store: Option<StoreId>,
     /// Who the volume's members are, as far as it knows.
     pub membership: Option<Box<Membership>>,
-    /// It takes writes that begin with what it has already.
-    pub takes_bases: bool,
+    /// Which forms its release knows: with those of 0.1 it takes writes that begin with what it has already.
+    pub reads: Forms,
     /// How far it is, and what it was told of others; one of the version before does not say.
     pub standing: Option<Box<Standing>>,
 }

@@ -14,15 +14,17 @@
 
 mod lazy;
 mod missed;
+mod report;
 mod seats;
 mod unproven;
 mod writes;
 
 use std::collections::{BTreeMap, BTreeSet, HashSet, VecDeque};
 
+use crate::forms::Forms;
 use crate::ids::{BlockKey, Generation, ReplicaId, StoreId, Version, ZoneId};
 use crate::sightings::{Position, Sighting};
-use crate::storage::{ReplicaStatus, VolumeSettings};
+use crate::storage::VolumeSettings;
 use crate::wire::Request;
 
 use super::{Asker, Effect, Effects, OpId, Time};
@@ -83,8 +85,8 @@ pub(crate) struct Link {
     unproven: Option<unproven::Unproven>,
     /// It lost what it had and is being brought up to date: it takes writes, but counts in no quorum.
     rebuilding: bool,
-    /// It takes writes that begin with what it has already.
-    takes_bases: bool,
+    /// Which forms its release knows, if it was met.
+    reads: Option<Forms>,
     /// It has accepted this handle's epoch since it was connected: its answers are under the fence.
     admitted: bool,
     round_trip: Option<Time>,
@@ -421,9 +423,9 @@ impl Links {
         });
     }
 
-    pub fn connected(&mut self, replica: ReplicaId, takes_bases: bool, now: Time) {
+    pub fn connected(&mut self, replica: ReplicaId, reads: Forms, now: Time) {
         let link = self.link(replica);
-        link.takes_bases = takes_bases;
+        link.reads = Some(reads);
         link.up = true;
         link.heard = now;
         link.pinged = now;
@@ -522,26 +524,6 @@ impl Links {
             }
         }
         (ping, silent)
-    }
-
-    pub fn status(&self) -> Vec<ReplicaStatus> {
-        let status = |(replica, link): (ReplicaId, &Link)| ReplicaStatus {
-            replica,
-            zone: link.zone,
-            address: link.address.clone(),
-            store: link.store,
-            up: link.up,
-            round_trip: link.round_trip,
-            pending_bytes: link.pending_bytes,
-            missed_blocks: link.missed.len() as u64 + link.missed_unknown,
-            scrub_wanted: link.missed_unknown > 0,
-            rebuilding: link.rebuilding,
-            trouble: link.trouble.clone(),
-        };
-        let there = self.each().filter(|(_, link)| !link.gone);
-        let mut status: Vec<ReplicaStatus> = there.map(status).collect();
-        status.sort_by_key(|replica| replica.zone);
-        status
     }
 }
 

@@ -346,7 +346,7 @@ impl Core {
         if kept < self.shared.members_version() {
             self.shared.say_known(replica);
         }
-        self.shared.replica_up(replica, arrival.takes_bases);
+        self.shared.replica_up(replica, arrival.reads);
         if begun_anew {
             self.shared.ask_who_knows(replica);
         }

@@ -229,8 +229,8 @@ impl Shared {
     }
 
     /// A replica is there (again): announce the epoch, then send what it lacks, then the broadcasts.
-    pub fn replica_up(&mut self, replica: ReplicaId, takes_bases: bool) {
-        self.links.connected(replica, takes_bases, self.now);
+    pub fn replica_up(&mut self, replica: ReplicaId, reads: crate::forms::Forms) {
+        self.links.connected(replica, reads, self.now);
         #[cfg(test)]
         let late = self.flaw == Some(Flaw::UnadmittedReads);
         #[cfg(not(test))]

@@ -106,6 +106,7 @@ impl Follower<'_> {
             "prefetch": self.standby.prefetcher.as_ref().map(Prefetcher::report),
             "server": *self.context.facts.lock(),
             "control": self.context.control_report(),
+            "forms": self.context.forms_report(),
             "configured": self.configured,
         }));
     }

@@ -8,7 +8,7 @@
 
 use std::sync::Arc;
 
-use coordination::records::{Cluster, Record, WrittenForms};
+use coordination::records::{Cluster, Record, written_forms};
 use dax::error::ErrorKind;
 use dax::forms::Forms;
 use dax::storage::Storage;
@@ -44,13 +44,10 @@ pub(crate) async fn check(
 
 /// Which forms may be in the volume, if this program reads all of them.
 pub(crate) async fn readable(storage: &Arc<dyn Storage>) -> Result<Forms> {
-    let forms = WrittenForms::of(storage.as_ref()).await?;
-    match forms.is_known() {
-        true => Ok(forms),
-        false => Err(AgentError::Refused(format!(
-            "the volume has forms up to {forms}, and this program reads them up to {}: upgrade this node",
-            Forms::NEWEST
-        ))),
+    let forms = written_forms(storage.as_ref()).await?;
+    match forms.check_reader(Forms::NEWEST) {
+        Ok(()) => Ok(forms),
+        Err(error) => Err(AgentError::Refused(error.to_string())),
     }
 }
 
@@ -153,11 +150,11 @@ mod tests {
         let active = served(&cluster).await;
         let standby: Arc<dyn Storage> = cluster.client();
         assert_eq!(readable(&standby).await.unwrap(), Forms::RELEASE_0_1);
-        let newer = WrittenForms {
+        let newer = dax::forms::WrittenForms {
             written: Forms(Forms::NEWEST.0 + 1),
         };
         newer.store(active.as_ref()).await.unwrap();
         let error = readable(&standby).await.unwrap_err();
-        assert!(error.to_string().contains("upgrade this node"), "{error}");
+        assert!(error.to_string().contains("upgrade it"), "{error}");
     }
 }

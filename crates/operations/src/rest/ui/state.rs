@@ -356,6 +356,7 @@ mod tests {
             missed_blocks: 0,
             scrub_wanted: false,
             rebuilding: false,
+            reads: None,
             trouble: None,
         }];
         document(&Sight {

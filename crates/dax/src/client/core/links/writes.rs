@@ -11,6 +11,7 @@ use super::{InFlight, Link, Links, Sent};
 use crate::client::core::quorum::ReplicaSet;
 use crate::client::core::{Effect, Effects, Time};
 use crate::error::ErrorKind;
+use crate::forms::Forms;
 use crate::ids::{BlockKey, Epoch, Generation, ReplicaId};
 use crate::wire::{Base, BlockWrite, Request};
 use crate::writer::pending::{Entry, Pending, Seq};
@@ -251,7 +252,7 @@ impl Link {
     /// next one of its block begins with.
     fn has_base(&mut self, entry: &Entry, base: &Base) -> bool {
         let left_out = base.generation == entry.generation && self.skipped.remove(&entry.key);
-        self.takes_bases && !left_out
+        self.reads.is_some_and(Forms::allows_parts) && !left_out
     }
 
     /// What is in flight under this number is not any more.

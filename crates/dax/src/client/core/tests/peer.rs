@@ -97,7 +97,7 @@ impl Peer {
             membership: self.membership.clone(),
             grant: self.fence.grant().clone(),
             rebuilding: self.rebuilding,
-            takes_bases: true,
+            reads: crate::forms::Forms::NEWEST,
             store: self.store,
             standing: Some(Box::new(Standing {
                 position: self.position.clone(),
