@@ -74,14 +74,7 @@ async fn a_statement_that_takes_too_long_is_cancelled() {
     let error = client.batch_execute("SELECT pg_sleep(60)").await;
     let error = error.expect_err("it takes too long");
     assert_eq!(error.code(), Some(&SqlState::QUERY_CANCELED), "{error:?}");
-    let text = format!(
-        "host=127.0.0.1 port={} user=postgres dbname=postgres",
-        site.address.port()
-    );
-    let (other, connection) = tokio_postgres::connect(&text, NoTls)
-        .await
-        .expect("it connects");
-    let connection = tokio::spawn(connection);
+    let other = site.connect().await;
     let running = "SELECT count(*) FROM pg_stat_activity WHERE query LIKE '%pg_sleep(60)%' AND state = 'active' AND pid <> pg_backend_pid()";
     for _ in 0..100 {
         if number(&other, running).await == 0 {
