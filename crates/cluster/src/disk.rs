@@ -15,7 +15,7 @@ use anyhow::Context;
 use nix::mount::{MntFlags, MsFlags, mount, umount2};
 use nix::sys::statvfs::statvfs;
 
-/// Memory below an image that holds nothing of it: file system and loop device.
+/// Memory for the file system that holds an image, besides the image itself.
 const IMAGE_SPARE: u64 = 64 << 20;
 /// A process that was killed may hold files a little longer.
 const UNMOUNT_WITHIN: Duration = Duration::from_secs(10);

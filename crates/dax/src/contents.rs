@@ -15,7 +15,7 @@ pub struct Base {
     pub bytes: u32,
 }
 
-/// What is written of a block: its contents as they are kept, and what of them replicas have already.
+/// Contents of a block that is written: as they are kept, and what of them replicas have already.
 #[derive(Debug, Clone)]
 pub struct Contents {
     /// None if replicas are sent all of it.

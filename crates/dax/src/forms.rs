@@ -39,7 +39,7 @@ impl Forms {
     /// The record that has a volume's number.
     pub const RECORD: &'static str = "forms";
 
-    /// What a program reads that speaks `protocol`.
+    /// Forms that a program reads which speaks `protocol`.
     pub fn of_protocol(protocol: u16) -> Forms {
         match protocol {
             ..PROTOCOL_OF_BASES => Forms::WHOLE_BLOCKS,

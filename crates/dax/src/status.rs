@@ -1,4 +1,4 @@
-//! What a handle to a volume's storage tells of itself and of its replicas, for people and metrics.
+//! Status of a handle to a volume's storage and of its replicas, for people and metrics.
 
 use std::time::Duration;
 

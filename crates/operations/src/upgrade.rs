@@ -18,31 +18,31 @@ pub struct Upgrade {
     pub written: Forms,
     /// Those that this program knows.
     pub newest: Forms,
-    /// What each node reads.
+    /// Forms that each node reads.
     pub nodes: Vec<NodeReads>,
-    /// What each zone knows.
+    /// Forms that each zone knows.
     pub zones: Vec<ZoneKnows>,
     /// Why it cannot be finished yet, if it is not finished.
     pub behind: Option<String>,
 }
 
-/// What a node reads.
+/// Forms that a node reads.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 pub struct NodeReads {
     /// Its name.
     pub node: NodeName,
     /// Its state, as its record says.
     pub state: MemberState,
-    /// What it reads.
+    /// Newest form that it reads.
     pub reads: Forms,
 }
 
-/// What a zone knows.
+/// Forms that a zone knows.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 pub struct ZoneKnows {
     /// Its address.
     pub address: String,
-    /// What its release knows, if it answers.
+    /// Newest form that its release knows, if it answers.
     pub knows: Option<Forms>,
 }
 

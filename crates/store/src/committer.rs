@@ -92,7 +92,7 @@ pub(crate) struct Round {
     pub retentions: Vec<(Arc<Volume>, Retention)>,
     pub memberships: Vec<(Arc<Volume>, Box<Membership>)>,
     pub sightings: Vec<(Arc<Volume>, Arc<Sightings>)>,
-    /// What may be in volumes from now on.
+    /// Forms that may be in volumes from now on.
     pub forms: Vec<(Arc<Volume>, Forms)>,
     /// Volumes that lack what this store had acknowledged.
     pub went_back: Vec<(Arc<Volume>, Forgiven)>,

@@ -24,7 +24,7 @@ Examples:
   understudy bench chaos --quick --flaw stale-reads       # has to fail
   understudy bench chaos --quick --flaw unproven-position # has to fail")]
 pub struct BenchChaos {
-    /// What every measurement can be told.
+    /// Options of every measurement.
     #[command(flatten)]
     pub common: Common,
     /// PostgreSQL.

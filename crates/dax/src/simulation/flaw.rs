@@ -59,7 +59,7 @@ pub(crate) enum Flaw {
     ChangedKept,
     /// More is allowed to be written although not all who are there read it.
     RaisedUnasked,
-    /// Who does not read what may be written is let in.
+    /// A client that does not read what may be written is let in.
     OldLetIn,
 }
 

@@ -40,7 +40,7 @@ impl World {
 }
 
 impl Schedule {
-    /// What somebody reads is of a form that its release reads.
+    /// Checks that somebody reads forms of its own release only.
     pub fn check_form(&mut self, client: ClientId, result: &Result<Output>) {
         if let Ok(Output::Block(Some(block))) = result
             && !self.world.clients[client].reads.allows_parts()

@@ -68,7 +68,7 @@ pub(super) struct Writer {
     singles: BTreeSet<BlockKey>,
     /// The first block of [`TAIL`] that it has not given back.
     tail: u64,
-    /// What it knows of blocks that it has sent.
+    /// Blocks that it has sent, as far as it knows them.
     pub tails: Tails,
     pub differences: Differences,
 }

@@ -52,9 +52,9 @@ impl Reached {
     }
 }
 
-/// What was read last of what concerns the whole cluster.
+/// Records that concern the whole cluster, as they were read last.
 pub(crate) struct Known {
-    /// What operators want.
+    /// Orders of operators.
     pub control: watch::Receiver<Control>,
     /// Which forms may be in the volume, once that was read.
     pub forms: watch::Receiver<Option<Forms>>,

@@ -1,4 +1,4 @@
-//! What operators want of the cluster, as this node knows it: the control record, and which forms may be written, read
+//! Orders of operators, as this node knows them: the control record, and which forms may be written, read
 //! again and again.
 //!
 //! One task per agent, with a handle of its own: that of a node's life ends with a change of roles. What

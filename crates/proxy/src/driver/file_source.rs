@@ -144,7 +144,7 @@ async fn replayed(client: &tokio_postgres::Client) -> Result<(Lsn, ServerRun), S
     read_replayed(row.get(0)).ok_or_else(|| SourceError("no position".to_owned()))
 }
 
-/// What is known of one standby, and the session that it is asked by.
+/// A standby as it is known, and the session that it is asked by.
 struct Look {
     named: Named,
     session: Option<tokio_postgres::Client>,

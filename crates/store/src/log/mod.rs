@@ -181,7 +181,7 @@ fn head(bytes: &[u8]) -> Option<(u64, u64)> {
     (sound && whole && capacity.is_multiple_of(ALIGN)).then_some((capacity, secret))
 }
 
-/// What bytes are that are no log of this version.
+/// Explains bytes that are no log of this version.
 fn no_log(bytes: &[u8]) -> LogError {
     match bytes.get(..TITLE.len()) {
         Some(title) if title != TITLE && title.starts_with(&TITLE[..TITLE.len() - 1]) => {

@@ -31,7 +31,7 @@ pub(crate) enum Flaw {
     RebuildingAcksCount,
     /// A removal is forgotten although not all of its blocks could be dropped.
     UndoneForgotten,
-    /// What is sent of a write is put behind whatever is there, without a look at the checksum.
+    /// A part of a write is put behind whatever is there, without a look at the checksum.
     BaseBelieved,
     /// A write is refused because what it begins with cannot be read.
     BaseHoldsUp,

@@ -173,7 +173,7 @@ impl Owner {
         self.writes.len() - 1
     }
 
-    /// What a replica may have that a write begins with: the write of the block before it.
+    /// Write that another one may begin with, if a replica has it: that of the block before it.
     pub fn base(&self, replica: usize, write: usize) -> Option<Generation> {
         if self.whole.contains(&(replica, write)) {
             return None;

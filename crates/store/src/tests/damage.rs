@@ -208,7 +208,7 @@ fn what_is_not_understood_is_not_called_damaged() {
     );
 }
 
-/// What a newer release keeps was looked at with the rules of this one, which may cut off what they do not understand, before
+/// A newer release's files were looked at with the rules of this one, which may cut off what they do not understand, before
 /// anybody asked which format it has.
 #[test]
 fn a_directory_of_a_newer_format_is_not_touched() {

@@ -20,7 +20,7 @@ use crate::verbs::until;
 struct Moment {
     /// The active's clock.
     time: String,
-    /// What was acknowledged before the clock was read.
+    /// Commits that were acknowledged before the clock was read.
     before: Vec<(i32, i64)>,
     /// The last that each client can have begun before it.
     last: HashMap<i32, i64>,
@@ -44,7 +44,7 @@ impl Moment {
         Ok(Moment { time, before, last })
     }
 
-    /// What was restored to it has what was acknowledged before, and nothing that began behind it.
+    /// Checks that a copy of it has what was acknowledged before, and nothing that began behind it.
     async fn check(&self, restored: &Elsewhere, history: &History) -> Result<()> {
         let client = connect(&restored.server.config()).await?;
         let rows = client
@@ -90,7 +90,7 @@ async fn take_over_unarchived(stage: &mut Stage, archive: &Path) -> Result<()> {
     Ok(())
 }
 
-/// Stops the load, and waits until all of its log is archived. What the clients know.
+/// Stops the load, and waits until all of its log is archived. Returns the clients' history.
 async fn end_load(stage: &mut Stage) -> Result<History> {
     let history = stage.load.take().context("no load")?.stop().await;
     stage.stop_churn().await;

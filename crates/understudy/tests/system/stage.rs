@@ -114,7 +114,7 @@ impl Stage {
         self.load.as_ref().context("the load has been stopped")
     }
 
-    /// What the clients know by now.
+    /// The clients' history up to now.
     pub fn history(&self) -> Result<History> {
         Ok(self.load()?.history())
     }

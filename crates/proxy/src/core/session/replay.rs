@@ -12,7 +12,7 @@ use super::slots::{Ask, To};
 use super::unit::{Noted, Unit};
 use super::{Context, Out, Phase, Session};
 
-/// What `currval` and `lastval` go by is gone.
+/// Takes away what `currval` and `lastval` go by.
 const FORGET: &str = "DISCARD SEQUENCES";
 
 /// How far a replay is.

@@ -423,7 +423,7 @@ fn told_columns(returned: &[Node], columns: Option<&[Column]>) -> Option<Vec<(us
     Some(told)
 }
 
-/// What an expression is within its casts.
+/// Expression within its casts.
 fn innermost(mut node: &mut Node) -> Option<&mut Node> {
     while matches!(node.node, Some(Tree::TypeCast(_))) {
         let Some(Tree::TypeCast(cast)) = &mut node.node else {

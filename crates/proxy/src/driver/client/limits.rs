@@ -11,7 +11,7 @@ use crate::config::Config;
 use crate::core::session::Session;
 use protocol::frame::Refusal;
 
-/// What a limit counts for.
+/// Activity of a client, each with a limit of its own.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Doing {
     /// Nothing, between two transactions.
@@ -63,7 +63,7 @@ pub struct Limit {
 }
 
 impl Limit {
-    /// What the client does now; `units` tells one statement from the next.
+    /// Notes what the client does now; `units` tells one statement from the next.
     pub fn watch(&mut self, session: &Session, units: u64, config: &Config) {
         let now = (Doing::of(session), units);
         if self.since == Some(now) {
@@ -74,7 +74,7 @@ impl Limit {
         self.timer = (!limit.is_zero()).then(|| Box::pin(tokio::time::sleep(limit)));
     }
 
-    /// What the client is told, if the time is over; and whether a statement has to be cancelled.
+    /// Last word for the client, if the time is over; and whether a statement has to be cancelled.
     pub fn poll(&mut self, wake: &mut Wake<'_>) -> Option<(Refusal, bool)> {
         let (doing, _) = self.since?;
         poll_timer(&mut self.timer, wake).then(|| (doing.refusal(), doing == Doing::Statement))

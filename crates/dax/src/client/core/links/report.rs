@@ -1,4 +1,4 @@
-//! What is told of each replica, for people.
+//! Reports of each replica, for people.
 
 use super::{Link, Links};
 use crate::ids::ReplicaId;
