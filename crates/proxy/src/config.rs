@@ -275,6 +275,10 @@ pub struct Takeover {
     pub replay_bytes: usize,
     /// Finds out if a commit whose answer was lost has happened; for that, the proxy asks for the ids of transactions.
     pub decide: bool,
+    /// Time without proof that the active still owns its epoch after which nothing goes to its clients and nothing comes from them,
+    /// until it is proved or there is another active. `0s`: no limit.
+    #[serde(with = "humantime_serde")]
+    pub lease: Duration,
 }
 
 impl Default for Takeover {
@@ -283,6 +287,7 @@ impl Default for Takeover {
             replay: true,
             replay_bytes: 1 << 20,
             decide: true,
+            lease: Duration::from_secs(3),
         }
     }
 }

@@ -59,6 +59,8 @@ pub enum News {
     Standbys(Vec<Standby>),
     /// These of them do not answer.
     Silent(BTreeSet<NodeName>),
+    /// The active has not proved in time that it still is, or does so again.
+    Unproven(bool),
     /// A planned handover begins: let no transaction begin. Open ones may end.
     Hold,
     /// It is over.
@@ -88,6 +90,8 @@ pub struct Topology {
     pub told: Vec<Standby>,
     /// Those that do not answer.
     pub silent: BTreeSet<NodeName>,
+    /// The active has not proved in time that it still is: nothing of it may be told.
+    pub is_unproven: bool,
     /// A planned handover goes on.
     pub is_handing_over: bool,
     /// An operator has said that transactions may not begin.
@@ -107,6 +111,8 @@ impl Topology {
                 if epoch < self.epoch {
                     return;
                 }
+                // Who takes over has just proved it.
+                self.is_unproven &= epoch == self.epoch;
                 if epoch > self.epoch || run.is_some() {
                     self.active_run = run;
                 }
@@ -123,6 +129,7 @@ impl Topology {
                 self.silent = names;
                 self.leave_out_silent();
             }
+            News::Unproven(is_unproven) => self.is_unproven = is_unproven,
             News::Hold => self.is_handing_over = true,
             News::Resume => self.is_handing_over = false,
             News::Pause => self.is_paused = true,
@@ -230,6 +237,17 @@ mod tests {
         topology.horizons.insert(Epoch(4), None);
         assert!(may_be(&topology, &host(3), 3), "nobody told where 4 was");
         assert!(!may_be(&topology, &host(3), 5));
+    }
+
+    #[test]
+    fn a_new_epoch_is_proven_and_news_of_the_same_one_prove_nothing() {
+        let mut topology = Topology::default();
+        topology.hear(active(3));
+        topology.hear(News::Unproven(true));
+        topology.hear(active(3));
+        assert!(topology.is_unproven);
+        topology.hear(active(4));
+        assert!(!topology.is_unproven);
     }
 
     #[test]

@@ -183,7 +183,8 @@ impl Client {
             if self.is_leaving && self.can_leave_now() {
                 return Poll::Ready(Rest::CanLeave);
             }
-            if self.take_input() || self.poll_server(wake) {
+            let is_held_back = self.is_held_back();
+            if !is_held_back && (self.take_input() || self.poll_server(wake)) {
                 continue;
             }
             match self.poll_client(wake) {
@@ -220,6 +221,12 @@ impl Client {
             return Err(());
         }
         Ok(())
+    }
+
+    /// True if nothing goes to the server in hand or comes from it: it is the active, and does not prove that it still is.
+    fn is_held_back(&self) -> bool {
+        let is_active = |server: &Server| server.epoch().is_some();
+        self.session.link().is_some_and(is_active) && self.proxy.cluster.topology().is_unproven
     }
 
     /// Lets the session take what it can of what was read.

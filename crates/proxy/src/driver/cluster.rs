@@ -44,7 +44,8 @@ impl Cluster {
             next.hear(news);
             let concerns_all = next.epoch != topology.epoch
                 || next.is_held() != topology.is_held()
-                || next.silent != topology.silent;
+                || next.silent != topology.silent
+                || next.is_unproven != topology.is_unproven;
             *topology = Arc::new(next);
             concerns_all
         };

@@ -19,6 +19,7 @@ mod listener;
 mod login;
 mod pool;
 mod positions;
+mod proof;
 mod relay;
 pub mod socket;
 pub mod source;
@@ -162,6 +163,14 @@ impl Proxy {
         let whom =
             move |silent: &BTreeSet<NodeName>| Some(watched.upgrade()?.standbys_to_ask(silent));
         tokio::spawn(health::watch(proxy.cluster.clone(), whom));
+        let watched = Arc::downgrade(&proxy);
+        let lease = move || Some(watched.upgrade()?.settings().config.takeover.lease);
+        let watched = Arc::downgrade(&proxy);
+        let ask = move || {
+            let asked = watched.upgrade()?.positions.ask();
+            Some(async move { asked.await.ok().flatten() })
+        };
+        tokio::spawn(proof::watch(proxy.cluster.clone(), lease, ask));
         Ok(proxy)
     }
 

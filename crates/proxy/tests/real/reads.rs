@@ -2,6 +2,8 @@
 
 use std::time::Duration;
 
+use nix::sys::signal::{Signal, kill};
+use nix::unistd::Pid;
 use tokio_postgres::Client;
 
 use crate::server::psql;
@@ -272,6 +274,34 @@ async fn what_writes_when_it_is_read_is_found_in_the_catalog() {
         let after = site.primary.log().matches("statement: BEGIN").count();
         assert_eq!(after > before, is_asked, "{name}");
     }
+}
+
+/// An active that is cut off from the zones and the news goes on answering whoever still reaches it, with what was true once.
+/// Here nobody can prove that it is active, as the session is frozen in which the proxy asks.
+#[tokio::test(flavor = "multi_thread")]
+async fn an_active_that_proves_nothing_answers_nobody() {
+    let configuration = "auth = \"trust\"\n[takeover]\nlease = \"600ms\"";
+    let site = Site::start(configuration).await;
+    let client = site.connect().await;
+    assert_eq!(
+        number(&client, "SELECT count(*) FROM pg_class WHERE false").await,
+        0
+    );
+    // The session by which positions are asked for is there once one was.
+    tokio::time::sleep(Duration::from_secs(1)).await;
+    let asks = "SELECT pid FROM pg_stat_activity WHERE query LIKE '%pg_current_wal_insert_lsn()::text%' AND pid <> pg_backend_pid()";
+    let pid = site.primary.sql(&[asks]);
+    let pid = Pid::from_raw(pid.trim().parse().expect("one session asks"));
+    kill(pid, Signal::SIGSTOP).expect("it is there");
+    tokio::time::sleep(Duration::from_secs(2)).await;
+    let read = client.query_one("SELECT 1::int8", &[]);
+    tokio::pin!(read);
+    let told = tokio::time::timeout(Duration::from_secs(2), &mut read).await;
+    kill(pid, Signal::SIGCONT).expect("it is there");
+    assert!(told.is_err(), "it was told without proof");
+    let row = tokio::time::timeout(Duration::from_secs(20), read).await;
+    let row = row.expect("it is proved again").expect("answers");
+    assert_eq!(row.get::<_, i64>(0), 1);
 }
 
 /// A frozen server keeps its connections: nothing but its silence tells.
