@@ -1,5 +1,6 @@
 //! The task of one client: moves bytes between sockets and the session, and does what the session asks for.
 
+mod admitted;
 mod leaving;
 mod limits;
 mod long;
@@ -29,6 +30,7 @@ use super::handle::{
 use super::pool::{Held, Place, Pool};
 use super::socket::Socket;
 use super::{Proxy, Settings};
+pub use admitted::Admitted;
 use limits::{Limit, poll_timer};
 use long::long_text;
 
@@ -38,20 +40,6 @@ const PENDING_BYTES: usize = 256 << 10;
 const LOOK_AGAIN: Duration = Duration::from_millis(1);
 
 type Acquiring = Pin<Box<dyn Future<Output = Result<(Held, bool), Refusal>> + Send>>;
-
-/// What a client gets that is let in.
-pub struct Admitted {
-    /// Itself, as others see it.
-    pub handle: Arc<Handle>,
-    /// Where its servers come from.
-    pub pool: Arc<Pool>,
-    /// The functions of its database.
-    pub functions: Functions,
-    /// The connection that it begins with, in session mode.
-    pub held: Option<Held>,
-    /// Its session.
-    pub session: Session,
-}
 
 /// A client that was let in.
 pub struct Client {
