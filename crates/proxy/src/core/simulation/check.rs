@@ -128,7 +128,22 @@ impl World {
             ReadMode::Strong | ReadMode::Session => seen.get(&key).copied().unwrap_or(0),
             _ => 0,
         };
-        last.map_or(0, |at| at + 1).max(own)
+        let read = match self.rules.read {
+            ReadMode::Strong => self.was_read(key, told.from),
+            _ => 0,
+        };
+        last.map_or(0, |at| at + 1).max(own).max(read)
+    }
+}
+
+impl World {
+    /// How many values of a list anybody had read before this moment, their own that may not have committed aside.
+    fn was_read(&self, key: u32, before: u64) -> usize {
+        let all = self.clients.iter().flat_map(|client| &client.history);
+        let earlier = all.filter(|told| told.to < before && appends_of(told).next().is_none());
+        let reads = earlier.flat_map(|told| &told.reads);
+        let lens = reads.filter(|(of, _)| *of == key);
+        lens.map(|(_, values)| values.len()).max().unwrap_or(0)
     }
 }
 
