@@ -30,7 +30,7 @@ pub struct Snapshot {
     pub least: Xid8,
     /// Whatever is not below has not.
     pub end: Xid8,
-    /// What has not ended in between.
+    /// Those in between that have not ended.
     under_way: Vec<Xid8>,
 }
 

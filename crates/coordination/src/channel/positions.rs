@@ -73,7 +73,7 @@ impl<A> Rounds<A> {
         self.waiting.push(asker);
     }
 
-    /// Who is answered by the round that is under way.
+    /// Those who are answered by the round that is under way.
     pub(super) fn under_way(&self) -> &[A] {
         self.under_way.as_deref().unwrap_or_default()
     }

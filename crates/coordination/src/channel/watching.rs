@@ -106,7 +106,7 @@ struct Watcher {
     links: BTreeMap<String, Link>,
     from_links: mpsc::UnboundedSender<FromLink>,
     received: Option<mpsc::UnboundedReceiver<FromLink>>,
-    /// Who waits for a position, and whether for what is shown, too.
+    /// Those who wait for a position, and whether for what is shown, too.
     rounds: Rounds<(u64, bool)>,
     /// The number of the round that was begun last, and the agent that was asked.
     round: u64,

@@ -30,7 +30,7 @@ struct Asker {
     until: Instant,
     /// Waits until the active itself shows all that is durable when it is asked first.
     shown: bool,
-    /// What was durable then.
+    /// The position that was durable then.
     first: Option<Lsn>,
 }
 

@@ -21,7 +21,7 @@ use volume::lsn::Lsn;
 use super::Active;
 use crate::agent::context::Context;
 
-/// How long the server may take to tell what it shows.
+/// The server may take so long to tell what it shows.
 const LOOKS_WITHIN: Duration = Duration::from_millis(200);
 /// A standby that is not in the registry yet is looked for so often, and what the server shows if nobody asks.
 const LOOK_AGAIN: Duration = Duration::from_millis(500);
@@ -32,7 +32,7 @@ struct Source {
     sealer: Arc<Sealer>,
     storage: Arc<dyn Storage>,
     postgres: StartOptions,
-    /// By which it is looked what the server shows.
+    /// The session by which it is looked what the server shows.
     session: Mutex<Option<Session>>,
 }
 

@@ -111,7 +111,7 @@ pub struct Site<'a> {
     pub log: &'a mut Vec<Commit>,
     /// Its epoch is the newest.
     pub stands: bool,
-    /// What commits now is not shown at once.
+    /// True if a commit is not shown at once now.
     pub is_late: bool,
 }
 
