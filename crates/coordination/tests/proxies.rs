@@ -69,6 +69,10 @@ impl PositionSource for Log {
         self.proofs.acquire().await.unwrap().forget();
         Ok(Epoch(3))
     }
+
+    async fn shown(&self, durable: Lsn) -> Lsn {
+        Lsn(durable.0 - 1)
+    }
 }
 
 fn name(name: &str) -> NodeName {
@@ -175,16 +179,17 @@ async fn questions_that_come_during_a_proof_wait_for_the_next() {
             tokio::time::sleep(Duration::from_millis(1)).await;
         }
     };
-    watching.ask(1);
+    watching.ask(1, false);
     rounds(1).await;
     *log.durable.lock() = 20;
-    watching.ask(2);
-    watching.ask(3);
+    watching.ask(2, false);
+    watching.ask(3, false);
     log.proofs.add_permits(1);
     let position = |durable| {
         Some(Position {
             epoch: Epoch(3),
             durable: Lsn(durable),
+            shown: None,
         })
     };
     assert_eq!(next(&mut news).await, News::Position(1, position(10)));
@@ -194,15 +199,35 @@ async fn questions_that_come_during_a_proof_wait_for_the_next() {
     assert_eq!(next(&mut news).await, News::Position(3, position(20)));
     assert_eq!(*log.rounds.lock(), 2);
     // Who stops being the active answers nobody.
-    watching.ask(4);
+    watching.ask(4, false);
     rounds(3).await;
     a.retract();
     let mut last = [next(&mut news).await, next(&mut news).await];
     last.sort_by_key(|news| matches!(news, News::ActiveGone(_)));
     let expected = [News::Position(4, None), News::ActiveGone(Epoch(3))];
     assert_eq!(last, expected);
-    watching.ask(5);
+    watching.ask(5, false);
     assert_eq!(next(&mut news).await, News::Position(5, None));
+}
+
+/// Others who wait for the same answer need not know.
+#[tokio::test]
+async fn what_the_active_shows_is_told_if_somebody_asks() {
+    let a = agent("a").await;
+    a.serve_proxies(serving("a", 3), Log::new(10, 2));
+    let (watching, mut news) = proxy(&[("a", &a)]).await;
+    for (number, shown) in [(1, None), (2, Some(Lsn(9)))] {
+        watching.ask(number, shown.is_some());
+        let position = Position {
+            epoch: Epoch(3),
+            durable: Lsn(10),
+            shown,
+        };
+        assert_eq!(
+            next(&mut news).await,
+            News::Position(number, Some(position))
+        );
+    }
 }
 
 #[tokio::test]
@@ -273,7 +298,7 @@ async fn where_the_channel_is_silent_the_registry_tells() {
         ..serving("a", 0)
     };
     assert_eq!(next(&mut news).await, News::ActiveIs(serving));
-    watching.ask(1);
+    watching.ask(1, false);
     assert_eq!(next(&mut news).await, News::Position(1, None));
     beat.state = ActiveState::PostgresDead;
     beat.store(&*owner).await.unwrap();

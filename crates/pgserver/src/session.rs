@@ -6,7 +6,7 @@ use std::path::Path;
 use std::time::Duration;
 
 use pgdata::parse_lsn;
-use pgdata::xid::Xid8;
+use pgdata::xid::{Snapshot, Xid8};
 use tokio::time::Instant;
 use tokio_postgres::{Config, NoTls, SimpleQueryMessage, SimpleQueryRow};
 use volume::lsn::Lsn;
@@ -147,6 +147,16 @@ impl Session {
         let sql = "SELECT pg_snapshot_xmax(pg_current_snapshot())";
         let answer = self.value(sql).await?.unwrap_or_default();
         Xid8::parse(&answer).ok_or(PostgresError::Answer(answer))
+    }
+
+    /// Which transactions are under way.
+    ///
+    /// # Errors
+    /// [`PostgresError::Sql`]
+    pub async fn snapshot(&self) -> Result<Snapshot> {
+        let answer = self.value("SELECT pg_current_snapshot()").await?;
+        let answer = answer.unwrap_or_default();
+        Snapshot::parse(&answer).ok_or(PostgresError::Answer(answer))
     }
 
     /// The cluster's system identifier.

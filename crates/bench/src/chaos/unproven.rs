@@ -34,14 +34,14 @@ impl Source for Unproven {
         self.source.clone().run(cluster).await;
     }
 
-    async fn position(&self) -> Result<Position, SourceError> {
+    async fn position(&self, shown: bool) -> Result<Position, SourceError> {
         let last = *self.last.lock();
         if let Some((at, position)) = last
             && at.elapsed() < BELIEVED
         {
             return Ok(position);
         }
-        let position = self.source.position().await?;
+        let position = self.source.position(shown).await?;
         *self.last.lock() = Some((Instant::now(), position));
         Ok(position)
     }

@@ -241,11 +241,16 @@ pub(super) enum Message {
     /// How far is the log durable, with proof?
     Ask {
         number: u64,
+        /// And how much of it does the active show?
+        #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+        shown: bool,
     },
     Position {
         number: u64,
         epoch: Epoch,
         durable: Lsn,
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        shown: Option<Lsn>,
     },
     NoPosition {
         number: u64,

@@ -31,6 +31,10 @@ pub struct Position {
     /// The end of the last complete record that is durable. Every commit that was acknowledged before the question was asked
     /// is below, and a standby that replays gets there.
     pub durable: Lsn,
+    /// Up to here the active itself shows all commits to whoever begins to read now. A standby may have shown more: it shows a
+    /// commit whose log is durable, and the active may be late with it. `None` if nobody asked, or the agent is of release
+    /// 0.1, which does not tell.
+    pub shown: Option<Lsn>,
 }
 
 /// Where an active takes positions from.
@@ -41,6 +45,10 @@ pub trait PositionSource: Send + Sync + 'static {
 
     /// Proves that the active's epoch stands, by asking from now on. Waits as long as nobody can tell.
     async fn confirm(&self) -> dax::Result<Epoch>;
+
+    /// Up to where the active itself shows all commits to whoever begins to read from now on, for all that is known; no more
+    /// than `durable`. Never waits long.
+    async fn shown(&self, durable: Lsn) -> Lsn;
 }
 
 /// Which round answers whom. Pure: `A` is who asked.
@@ -65,6 +73,11 @@ impl<A> Rounds<A> {
         self.waiting.push(asker);
     }
 
+    /// Those who are answered by the round that is under way.
+    pub(super) fn under_way(&self) -> &[A] {
+        self.under_way.as_deref().unwrap_or_default()
+    }
+
     /// The round is over: these are answered by it.
     pub(super) fn over(&mut self) -> Vec<A> {
         self.under_way.take().unwrap_or_default()
@@ -83,6 +96,8 @@ impl<A> Rounds<A> {
 /// A question, and where its answer goes. One that is dropped is answered by "no".
 pub(super) struct Question {
     number: u64,
+    /// True if it asks what the active shows, too.
+    shown: bool,
     to: mpsc::UnboundedSender<Answer>,
     is_answered: bool,
 }
@@ -95,9 +110,10 @@ pub(super) struct Answer {
 }
 
 impl Question {
-    pub(super) fn new(number: u64, to: mpsc::UnboundedSender<Answer>) -> Question {
+    pub(super) fn new(number: u64, shown: bool, to: mpsc::UnboundedSender<Answer>) -> Question {
         Question {
             number,
+            shown,
             to,
             is_answered: false,
         }
@@ -154,7 +170,8 @@ async fn answer_all(source: Arc<dyn PositionSource>, mut asked: mpsc::UnboundedR
             rounds.asked(question);
         }
         if rounds.begin() {
-            let position = round(source.as_ref()).await;
+            let shown = rounds.under_way().iter().any(|question| question.shown);
+            let position = round(source.as_ref(), shown).await;
             for question in rounds.over() {
                 question.answer(position.clone());
             }
@@ -162,11 +179,21 @@ async fn answer_all(source: Arc<dyn PositionSource>, mut asked: mpsc::UnboundedR
     }
 }
 
-/// First the position, then the proof.
-async fn round(source: &dyn PositionSource) -> Result<Position, String> {
+/// First the position, then the proof, and if it is `asked` what is shown of it.
+async fn round(source: &dyn PositionSource, asked: bool) -> Result<Position, String> {
     let durable = source.durable()?;
-    let epoch = source.confirm().await.map_err(|error| error.to_string())?;
-    Ok(Position { epoch, durable })
+    let shown = async {
+        match asked {
+            true => Some(source.shown(durable).await),
+            false => None,
+        }
+    };
+    let (epoch, shown) = tokio::join!(source.confirm(), shown);
+    Ok(Position {
+        epoch: epoch.map_err(|error| error.to_string())?,
+        durable,
+        shown,
+    })
 }
 
 #[cfg(test)]
@@ -300,7 +327,7 @@ mod tests {
     #[tokio::test]
     async fn a_question_that_is_dropped_is_answered() {
         let (to, mut answers) = mpsc::unbounded_channel();
-        drop(Question::new(7, to));
+        drop(Question::new(7, false, to));
         let answer = answers.recv().await.unwrap();
         assert!(answer.number == 7 && answer.position.is_err());
     }

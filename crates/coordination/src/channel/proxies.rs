@@ -220,9 +220,9 @@ pub(super) async fn serve(
                     Some(Message::Ask { .. }) if asked == ASKED_MAX => {
                         return Err(unexpected("a proxy asks too much"));
                     }
-                    Some(Message::Ask { number }) => {
+                    Some(Message::Ask { number, shown }) => {
                         asked += 1;
-                        proxies.ask(Question::new(number, answers_to.clone()));
+                        proxies.ask(Question::new(number, shown, answers_to.clone()));
                     }
                     Some(message) => connected.take(message)?,
                 }
@@ -307,6 +307,7 @@ fn answer_of(answer: Answer) -> Message {
             number,
             epoch: position.epoch,
             durable: position.durable,
+            shown: position.shown,
         },
         Err(why) => Message::NoPosition { number, why },
     }

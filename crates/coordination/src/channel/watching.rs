@@ -30,7 +30,7 @@ const RETRY_EVERY: Duration = Duration::from_millis(100);
 
 /// What a proxy says.
 enum Said {
-    Ask(u64),
+    Ask(u64, bool),
     Drained,
     Report(ProxyReport),
 }
@@ -42,9 +42,10 @@ pub struct Watching {
 }
 
 impl Watching {
-    /// Asks how far the log is durable, with proof. [`News::Position`] with this number answers; never waits.
-    pub fn ask(&self, number: u64) {
-        self.say(Said::Ask(number));
+    /// Asks how far the log is durable, with proof; if `shown`, how much of it the active shows, too. [`News::Position`] with
+    /// this number answers; never waits.
+    pub fn ask(&self, number: u64, shown: bool) {
+        self.say(Said::Ask(number, shown));
     }
 
     /// After [`News::Hold`]: no transaction is open any more.
@@ -105,8 +106,8 @@ struct Watcher {
     links: BTreeMap<String, Link>,
     from_links: mpsc::UnboundedSender<FromLink>,
     received: Option<mpsc::UnboundedReceiver<FromLink>>,
-    /// Who waits for a position.
-    rounds: Rounds<u64>,
+    /// Those who wait for a position, and whether for what is shown, too.
+    rounds: Rounds<(u64, bool)>,
     /// The number of the round that was begun last, and the agent that was asked.
     round: u64,
     asked: Option<Address>,
@@ -191,8 +192,8 @@ impl Watcher {
 
     fn say(&mut self, said: Said) {
         match said {
-            Said::Ask(number) => {
-                self.rounds.asked(number);
+            Said::Ask(number, shown) => {
+                self.rounds.asked((number, shown));
                 self.ask();
             }
             Said::Drained => {
@@ -224,7 +225,10 @@ impl Watcher {
         }
         self.round += 1;
         let agent = self.outlook.agent().cloned();
-        let message = Message::Ask { number: self.round };
+        let message = Message::Ask {
+            number: self.round,
+            shown: self.rounds.under_way().iter().any(|(_, shown)| *shown),
+        };
         let sent = agent
             .as_ref()
             .is_some_and(|agent| self.send(agent, message));
@@ -237,7 +241,7 @@ impl Watcher {
     /// The question that is under way is over.
     fn answer(&mut self, position: Option<Position>) {
         self.asked = None;
-        for number in self.rounds.over() {
+        for (number, _) in self.rounds.over() {
             self.tell(vec![News::Position(number, position)]);
         }
         self.ask();
@@ -360,7 +364,7 @@ impl Calling {
     }
 
     fn note(&mut self, message: &Message) {
-        if let Message::Ask { number } = message {
+        if let Message::Ask { number, .. } = message {
             self.asked.insert(*number);
         }
     }
@@ -404,9 +408,14 @@ impl Calling {
                 number,
                 epoch,
                 durable,
+                shown,
             } => {
                 self.asked.remove(&number);
-                let position = Some(Position { epoch, durable });
+                let position = Some(Position {
+                    epoch,
+                    durable,
+                    shown,
+                });
                 self.tell(FromLink::Answer(number, position));
                 return Ok(());
             }

@@ -5,6 +5,7 @@ use volume::lsn::Lsn;
 
 use super::bulk::BulkPages;
 use super::ends::Ends;
+use super::shown::Unshown;
 use crate::segment::{LOG_PAGE_BYTES, SegmentSize};
 use crate::wal::{Follower, Start, Stop};
 
@@ -13,6 +14,7 @@ pub(super) struct Log {
     pub follower: Follower,
     pub ends: Ends,
     pub pages: BulkPages,
+    pub unshown: Unshown,
     pub syncs: LogSyncs,
     /// True if syncs of segments may be answered before they are durable.
     pub is_ordered: bool,
@@ -30,6 +32,7 @@ impl Log {
             follower: Follower::new(size, Start::Record(end)),
             ends: Ends::new(size, end),
             pages: BulkPages::default(),
+            unshown: Unshown::default(),
             syncs: LogSyncs::new(end),
             is_ordered: false,
             written: end,

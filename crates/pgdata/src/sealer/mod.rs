@@ -27,6 +27,7 @@ mod ends;
 mod log;
 #[cfg(test)]
 mod ordered_test;
+mod shown;
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -52,6 +53,7 @@ use crate::page;
 use crate::relation::{Relation, RelationBlock, RelationPath};
 use crate::timeline::TimelineId;
 use crate::wal::{BlockRef, Detail, Record};
+use crate::xid::Snapshot;
 
 /// How often a checkpoint looks again for bulk pages that are not in the image yet, and how many
 /// times, before it passes without a seal.
@@ -121,6 +123,27 @@ impl Sealer {
             .starved()
             .is_none()
             .then(|| self.synced.borrow().end)
+    }
+
+    /// Up to where in the log the active's PostgreSQL itself shows all commits to whoever asks it from now on, for all that is
+    /// known; no more than `durable`. Standbys may show more.
+    pub fn shown(&self, durable: Lsn) -> Lsn {
+        self.log.lock().unshown.shown(durable)
+    }
+
+    /// So it has shown them, at some moment since the server of this log was started.
+    pub fn looked(&self, snapshot: &Snapshot) {
+        self.log.lock().unshown.looked(snapshot);
+    }
+
+    /// True if many commits have gathered of which it is not known whether they are shown: somebody should look.
+    pub fn wants_look(&self) -> bool {
+        self.log.lock().unshown.wants_look()
+    }
+
+    /// The server has stopped: the next one on this log shows all of it.
+    pub fn server_stopped(&self) {
+        self.log.lock().unshown.stopped();
     }
 
     /// What was written of the log last, synced or not.
@@ -311,6 +334,7 @@ impl WriteObserver for Sealer {
             follower,
             ends,
             pages,
+            unshown,
             written,
             ..
         } = &mut *log;
@@ -320,6 +344,9 @@ impl WriteObserver for Sealer {
         let now = self.started.elapsed();
         follower.feed(at, data, &mut |record| {
             ends.record(record.end);
+            if let Detail::Commit { xid } = record.detail {
+                unshown.committed(record.end, xid);
+            }
             Sealer::note(pages, record, now);
         });
     }

@@ -16,6 +16,7 @@ const CHECKSUM_AT: usize = 20;
 pub(super) const MAX_BYTES: usize = 1020 << 20;
 
 const RESOURCE_LOG: u8 = 0;
+const RESOURCE_TRANSACTION: u8 = 1;
 const RESOURCE_DATABASE: u8 = 4;
 
 /// A block that a record changes.
@@ -77,6 +78,11 @@ pub enum Detail {
         source_database: u32,
         /// Its tablespace.
         source_tablespace: u32,
+    },
+    /// A transaction committed.
+    Commit {
+        /// Its id.
+        xid: u32,
     },
     /// Pages were logged whole: nearly always by a bulk writer (N2).
     FullPages,
@@ -149,13 +155,24 @@ pub(super) fn decode(record: &[u8], place: Place) -> Result<Record, &'static str
         rmid,
         info,
         xid: u32_at(record, 4),
-        detail: detail(rmid, info, &record[record.len() - headers.main_bytes..]),
+        detail: detail(
+            rmid,
+            info,
+            u32_at(record, 4),
+            &record[record.len() - headers.main_bytes..],
+        ),
         blocks: headers.blocks,
     })
 }
 
-fn detail(rmid: u8, info: u8, main: &[u8]) -> Detail {
+fn detail(rmid: u8, info: u8, xid: u32, main: &[u8]) -> Detail {
     match (rmid, info) {
+        (RESOURCE_TRANSACTION, 0x00 | 0x80) if xid != 0 => Detail::Commit { xid },
+        // Whoever commits what was prepared has no transaction of its own.
+        (RESOURCE_TRANSACTION, 0xB0) => match prepared(main) {
+            Some(xid) => Detail::Commit { xid },
+            None => Detail::Other,
+        },
         (RESOURCE_LOG, 0x00 | 0x10) => Detail::Checkpoint(Checkpoint {
             shutdown: info == 0x00,
             redo: Lsn(u64_at(main, 0)),
@@ -187,6 +204,40 @@ fn detail(rmid: u8, info: u8, main: &[u8]) -> Detail {
         },
         _ => Detail::Other,
     }
+}
+
+/// The prepared transaction that a commit is of: what comes before its id has counts, and items of a known size, but for
+/// dropped statistics, which are larger since version 18.
+fn prepared(main: &[u8]) -> Option<u32> {
+    const TIME_BYTES: usize = 8;
+    const INFO: [(u32, usize); 5] = [(1, 0), (1 << 1, 4), (1 << 2, 12), (1 << 8, 0), (1 << 3, 16)];
+    const TWO_PHASE: u32 = 1 << 4;
+    let number = |at: usize| Some(u32::from_le_bytes(main.get(at..at + 4)?.try_into().ok()?));
+    let info = number(TIME_BYTES)?;
+    let read = |statistics_bytes: usize| {
+        let mut at = TIME_BYTES + 4;
+        for (bit, item_bytes) in INFO.into_iter().filter(|(bit, _)| info & bit != 0) {
+            at = match bit {
+                1 => at + 8,
+                _ => {
+                    let item_bytes = if bit == 1 << 8 {
+                        statistics_bytes
+                    } else {
+                        item_bytes
+                    };
+                    let items = usize::try_from(number(at)?).ok()?;
+                    at.checked_add(4)?
+                        .checked_add(items.checked_mul(item_bytes)?)?
+                }
+            };
+        }
+        Some((number(at)?, at + 4))
+    };
+    let ends = |(_, end): &(u32, usize)| *end == main.len() || info & (1 << 5 | 1 << 7) != 0;
+    let mut sizes = [12, 16].into_iter().filter_map(read).filter(ends);
+    (info & TWO_PHASE != 0)
+        .then(|| sizes.next())?
+        .map(|(xid, _)| xid)
 }
 
 const ID_MAIN_SHORT: u8 = 255;
@@ -310,5 +361,42 @@ impl<'a> Headers<'a> {
             database: word(4),
             number: word(8),
         })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// A commit of the prepared transaction 777 with these parts behind the time.
+    fn commit(info: u32, parts: &[&[u32]]) -> Vec<u8> {
+        let words = [&[0, 0, info], parts.concat().as_slice()].concat();
+        words.into_iter().flat_map(u32::to_le_bytes).collect()
+    }
+
+    #[test]
+    fn a_commit_of_a_prepared_transaction_tells_whose_it_is() {
+        let (database, subtransactions) = ([5, 1663], [2, 778, 779]);
+        let (files, messages) = ([1, 1663, 5, 16384], [1, 0, 0, 0, 0]);
+        let commits = [
+            commit(1 << 4, &[&[777]]),
+            commit(
+                0x1F,
+                &[&database, &subtransactions, &files, &messages, &[777]],
+            ),
+            // Dropped statistics: of versions 15 to 17, and since 18.
+            commit(0x119, &[&database, &[1, 1, 5, 9], &messages, &[777]]),
+            commit(0x119, &[&database, &[1, 1, 5, 9, 0], &messages, &[777]]),
+            // With the name and the origin behind it.
+            commit(0xB0, &[&[777], &[0x0067_6967], &[0, 0, 0, 0]]),
+        ];
+        for (at, main) in commits.iter().enumerate() {
+            assert_eq!(prepared(main), Some(777), "{at}");
+            let detail = detail(RESOURCE_TRANSACTION, 0xB0, 0, main);
+            assert_eq!(detail, Detail::Commit { xid: 777 });
+        }
+        assert_eq!(prepared(&commit(1 << 1, &[&[u32::MAX, 1]])), None);
+        assert_eq!(prepared(&[]), None);
+        assert_eq!(prepared(&commit(0x0F, &[&database])), None);
     }
 }

@@ -35,6 +35,8 @@ pub enum Flaw {
     /// A read is given a position that somebody else has asked for before.
     #[cfg(test)]
     EarlyPosition,
+    /// The active is taken to show whatever is durable.
+    DurableIsShown,
     /// What a standby says of a statement that it cannot run is told to the client.
     StandbysWordTold,
     /// A session ends when a standby ends its connection.
@@ -60,7 +62,7 @@ pub enum Flaw {
 #[cfg(test)]
 impl Flaw {
     /// All of them.
-    pub const ALL: [Flaw; 25] = [
+    pub const ALL: [Flaw; 26] = [
         Flaw::NoHorizon,
         Flaw::LastHorizon,
         Flaw::EpochBelieved,
@@ -76,6 +78,7 @@ impl Flaw {
         Flaw::SettingsForgotten,
         Flaw::UnprovenPosition,
         Flaw::EarlyPosition,
+        Flaw::DurableIsShown,
         Flaw::StandbysWordTold,
         Flaw::StandbysEndTold,
         Flaw::CatalogBelieved,

@@ -72,6 +72,10 @@ pub struct Seen {
     taken_for: Option<Epoch>,
     /// The standby that it read on since, and which run of its server.
     last: Option<(Box<str>, Option<ServerRun>)>,
+    /// The active itself shows everything up to here.
+    shown: Lsn,
+    /// It has read on a standby what the active itself may not show yet.
+    is_ahead: bool,
 }
 
 /// What a read needs to know before it can go to a standby.
@@ -96,12 +100,18 @@ impl Seen {
     /// The session has read on this `run` of `standby`.
     pub fn on_standby(&mut self, standby: &NodeName, run: Option<ServerRun>) {
         self.last = Some(((&**standby).into(), run));
+        self.is_ahead = true;
+    }
+
+    /// True if it has read on a standby what the active itself may not show yet.
+    pub fn is_ahead(&self) -> bool {
+        self.is_ahead
     }
 
     /// True if it may have seen more than the active of this epoch has, unless that is proved to be active: it has read on a
     /// standby, or been on a server that was taken for the active of another epoch and may be that of a later one.
     pub fn may_be_ahead_of(&self, epoch: Epoch) -> bool {
-        self.last.is_some() || self.was_taken_for_other_than(epoch)
+        self.is_ahead || self.was_taken_for_other_than(epoch)
     }
 
     /// True if it has been on a server that was taken for the active of another epoch than this one and may be that of a later
@@ -110,17 +120,21 @@ impl Seen {
         self.taken_for.is_some_and(|label| label != epoch)
     }
 
-    /// The active's position, asked for after all that the session has seen.
-    pub fn asked(&mut self, position: Lsn) {
+    /// The active's position, asked for after all that the session has seen; `shown` if the active itself shows all of that.
+    pub fn asked(&mut self, position: Lsn, shown: bool) {
+        if shown {
+            self.shown = self.shown.max(position);
+            self.is_ahead = false;
+        }
         self.floor = self.floor.max(position);
         self.was_on_active = false;
         self.taken_for = None;
         self.last = None;
     }
 
-    /// True if it was proved that the log has everything up to here: whoever is active in that epoch or a later one has it.
+    /// True if it was proved that the active shows everything up to here: whoever is active in that epoch or a later one does.
     pub fn is_proved(&self, position: Lsn) -> bool {
-        position <= self.floor
+        position <= self.shown
     }
 
     /// What the next read needs. `least` is what the client itself asks for.
@@ -225,7 +239,15 @@ mod tests {
         assert!(seen.may_be_ahead_of(Epoch(4)));
         seen.on_active(None);
         assert!(seen.may_be_ahead_of(Epoch(4)));
-        seen.asked(Lsn(7));
+        seen.asked(Lsn(7), false);
+        assert!(!seen.may_be_ahead_of(Epoch(4)));
+        seen.on_standby(&"a".into(), None);
+        seen.asked(Lsn(8), false);
+        assert!(
+            seen.may_be_ahead_of(Epoch(4)),
+            "it is durable, but not shown"
+        );
+        seen.asked(Lsn(8), true);
         assert!(!seen.may_be_ahead_of(Epoch(4)));
     }
 
@@ -238,7 +260,7 @@ mod tests {
         );
         seen.on_active(None);
         assert_eq!(seen.required(ReadMode::Session, Lsn(0)), Required::Position);
-        seen.asked(Lsn(7));
+        seen.asked(Lsn(7), false);
         assert_eq!(
             seen.required(ReadMode::Session, Lsn(0)),
             Required::At(Lsn(7))

@@ -151,17 +151,19 @@ impl Source for AgentsSource {
         }
     }
 
-    async fn position(&self) -> Result<Position, SourceError> {
+    async fn position(&self, shown: bool) -> Result<Position, SourceError> {
         let number = self.last.fetch_add(1, Ordering::Relaxed);
         let (asker, answer) = oneshot::channel();
         self.asked.lock().insert(number, asker);
-        self.watching.ask(number);
+        self.watching.ask(number, shown);
         let position = answer.await.ok().flatten();
         let position = position.ok_or_else(|| SourceError("no active answers".to_owned()))?;
         Ok(Position {
             epoch: position.epoch,
             lsn: position.durable,
             is_proven: true,
+            // An agent of release 0.1 does not tell.
+            shown: position.shown.unwrap_or(position.durable),
         })
     }
 }

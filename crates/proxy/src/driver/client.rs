@@ -425,7 +425,7 @@ impl Client {
                 self.handle.runs_on(None);
             }
             Effect::DropParked => self.parked = None,
-            Effect::AskPosition => self.position = Some(self.proxy.positions.ask()),
+            Effect::AskPosition { shown } => self.position = self.proxy.positions.ask(shown).into(),
             Effect::LearnFunctions => self.proxy.catalogs.learn_again(&self.handle.database),
             Effect::Wake(after) => self.timer = Some(Box::pin(tokio::time::sleep(after))),
             Effect::Close => self.is_closing = true,

@@ -18,6 +18,9 @@ pub struct Position {
     /// The epoch stood when it was answered: a majority of the zones said so after the question, or the
     /// lease. Without it a frozen or cut-off active may have answered.
     pub is_proven: bool,
+    /// Up to here the active itself shows all commits to whoever begins to read now, as far as is known. Standbys may show
+    /// more.
+    pub shown: Lsn,
 }
 
 /// Why a source has no answer.
@@ -31,9 +34,9 @@ pub trait Source: Send + Sync {
     /// Tells the cluster whatever there is to tell, for good.
     async fn run(self: Arc<Self>, cluster: Arc<Cluster>);
 
-    /// Asks the active for its position.
+    /// Asks the active for its position; if `shown`, what it shows is asked for, too.
     ///
     /// # Errors
     /// If there is no answer; it is asked again.
-    async fn position(&self) -> Result<Position, SourceError>;
+    async fn position(&self, shown: bool) -> Result<Position, SourceError>;
 }

@@ -11,9 +11,10 @@ use cluster::clients::load::{self, Load};
 use cluster::clients::{schema, session, verify};
 use cluster::proxy::Proxy;
 use cluster::scratch::Scratch;
-use cluster::{Cluster, Options, programs};
+use cluster::{Cluster, Options, process, programs};
 
 use coordination::channel;
+use nix::unistd::Pid;
 use serde_json::Value;
 use tokio::task::JoinHandle;
 use tokio_postgres::Client;
@@ -164,6 +165,82 @@ async fn look(client: Client, counted: Arc<Counted>) -> Result<()> {
         }
     }
     Ok(())
+}
+
+/// A standby shows a commit as soon as its log is durable; the active does when its server process gets to it, and here that
+/// stands still. Who reads on the active waits until it shows what the standby has shown.
+#[tokio::test(flavor = "multi_thread")]
+#[ignore = "system test: make test-system"]
+async fn strong_reads_on_the_active_miss_nothing_that_a_standby_showed() -> Result<()> {
+    let scratch = Scratch::new("shown")?;
+    let strong = ["reads = { mode = \"strong\", wait = \"5s\" }"];
+    let (mut cluster, mut proxy) = start(&scratch, &strong).await?;
+    let active = cluster.wait_active(TIMEOUT).await?;
+    let standby = if active == "north" { "south" } else { "north" };
+    cluster.wait_follows(standby, TIMEOUT).await?;
+    let writer = session::connect(&cluster.server(&active)?.config()).await?;
+    writer
+        .batch_execute("CREATE TABLE numbers (n bigint PRIMARY KEY)")
+        .await?;
+    let pid = writer.query_one("SELECT pg_backend_pid()", &[]).await?;
+    let process = [Pid::from_raw(pid.get(0))];
+    let reader = session::connect(&proxy.server().config()).await?;
+    let other = session::connect(&proxy.server().config()).await?;
+    let text = "SELECT count(*) FROM numbers";
+    ensure!(number(&reader, text).await? == 0);
+
+    // Its log waits for the zones when it is stopped, and becomes durable without it.
+    let zones = 1..=cluster.options().zones;
+    for zone in zones.clone() {
+        cluster.zone_process(zone).context("it runs")?.pause();
+    }
+    let insert = async move { writer.execute("INSERT INTO numbers VALUES (1)", &[]).await };
+    let insert = tokio::spawn(insert);
+    tokio::time::sleep(Duration::from_millis(300)).await;
+    process::pause(&process);
+    for zone in zones {
+        cluster.zone_process(zone).context("it runs")?.resume();
+    }
+    let direct = session::connect(&cluster.server(standby)?.config()).await?;
+    let shown = async {
+        while number(&direct, text).await? == 0 {
+            tokio::time::sleep(Duration::from_millis(10)).await;
+        }
+        anyhow::Ok(())
+    };
+    tokio::time::timeout(TIMEOUT, shown).await??;
+    let seen = number(&reader, text).await?;
+    ensure!(seen == 1, "the standby shows it");
+
+    let read = async move {
+        number(
+            &other,
+            "/* understudy.read = active */ SELECT count(*) FROM numbers",
+        )
+        .await
+    };
+    let read = tokio::spawn(read);
+    tokio::time::sleep(Duration::from_secs(1)).await;
+    let was_late = !read.is_finished();
+    process::resume(&process);
+    let seen = read.await??;
+    ensure!(
+        seen == 1,
+        "the active shows {seen} after a standby showed 1"
+    );
+    ensure!(
+        was_late,
+        "the server process that commits did not stand still"
+    );
+    ensure!(insert.await?? == 1);
+    proxy.check_running()?;
+    drop(proxy);
+    cluster.shutdown();
+    scratch.succeed()
+}
+
+async fn number(client: &Client, text: &str) -> Result<i64> {
+    Ok(client.query_one(text, &[]).await?.get(0))
 }
 
 /// How many reads standbys have answered, by the proxy's word.

@@ -60,7 +60,7 @@ impl Proxy {
     async fn position(&mut self) -> Result<Position> {
         self.asked += 1;
         let asked = self.asked;
-        self.watching.ask(asked);
+        self.watching.ask(asked, false);
         let answer = self.until(|news| match news {
             News::Position(number, position) if number == asked => Some(position),
             _ => None,

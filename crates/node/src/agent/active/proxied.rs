@@ -2,7 +2,7 @@
 //! log with proof; and it has them hold while its PostgreSQL stops on purpose.
 
 use std::collections::BTreeMap;
-use std::sync::Arc;
+use std::sync::{Arc, Weak};
 use std::time::Duration;
 
 use async_trait::async_trait;
@@ -14,13 +14,16 @@ use coordination::records::{Horizon, Incarnation, Member, Record};
 use dax::ids::{Epoch, NodeName};
 use dax::storage::Storage;
 use pgdata::sealer::Sealer;
-use pgserver::Session;
+use pgserver::{PostgresError, Session, StartOptions};
+use tokio::sync::Mutex;
 use volume::lsn::Lsn;
 
 use super::Active;
 use crate::agent::context::Context;
 
-/// A standby that is not in the registry yet is looked for so often.
+/// The server may take so long to tell what it shows.
+const LOOKS_WITHIN: Duration = Duration::from_millis(200);
+/// A standby that is not in the registry yet is looked for so often, and what the server shows if nobody asks.
 const LOOK_AGAIN: Duration = Duration::from_millis(500);
 /// How long a stop and whatever follows may take before proxies hold no longer.
 const STOPPED_WITHIN: Duration = Duration::from_secs(20);
@@ -28,6 +31,38 @@ const STOPPED_WITHIN: Duration = Duration::from_secs(20);
 struct Source {
     sealer: Arc<Sealer>,
     storage: Arc<dyn Storage>,
+    postgres: StartOptions,
+    /// The session by which it is looked what the server shows.
+    session: Mutex<Option<Session>>,
+}
+
+impl Source {
+    /// Sees what the server shows. One look at a time: who waits for another's is content with it, or looks again.
+    async fn look(&self) {
+        let mut kept = self.session.lock().await;
+        let StartOptions {
+            run,
+            port,
+            superuser,
+            ..
+        } = &self.postgres;
+        let session = match kept.take().filter(|session| !session.is_closed()) {
+            Some(session) => Ok(session),
+            None => Session::open(run, *port, superuser).await,
+        };
+        let looked = async {
+            let session = session?;
+            let snapshot = session.snapshot().await?;
+            Ok::<_, PostgresError>((session, snapshot))
+        };
+        match looked.await {
+            Ok((session, snapshot)) => {
+                self.sealer.looked(&snapshot);
+                *kept = Some(session);
+            }
+            Err(error) => tracing::debug!(%error, "the server does not tell what it shows"),
+        }
+    }
 }
 
 #[async_trait]
@@ -39,6 +74,14 @@ impl PositionSource for Source {
 
     async fn confirm(&self) -> dax::Result<Epoch> {
         self.storage.confirm().await
+    }
+
+    async fn shown(&self, durable: Lsn) -> Lsn {
+        if self.sealer.shown(durable) < durable {
+            // A server that does not answer shows nothing, and others must not wait for it.
+            let _ = tokio::time::timeout(LOOKS_WITHIN, self.look()).await;
+        }
+        self.sealer.shown(durable)
     }
 }
 
@@ -52,11 +95,14 @@ impl Active {
             horizons,
             started: self.started,
         };
-        let source = Source {
+        let source = Arc::new(Source {
             sealer: Arc::clone(&self.sealer),
             storage: self.storage.clone(),
-        };
-        context.server.serve_proxies(serving, Arc::new(source));
+            postgres: self.postgres.options().clone(),
+            session: Mutex::default(),
+        });
+        tokio::spawn(look_now_and_then(Arc::downgrade(&source)));
+        context.server.serve_proxies(serving, source);
     }
 
     /// Has proxies begin no transaction until PostgreSQL serves again, here or elsewhere, and waits a while for those that
@@ -67,6 +113,19 @@ impl Active {
         tokio::select! {
             () = context.server.hold(self.epoch, drain, at_most) => {}
             () = self.storage.fenced() => {}
+        }
+    }
+}
+
+/// Looks what the server shows whenever many commits have gathered of which nobody knows, until nobody is answered any more.
+async fn look_now_and_then(source: Weak<Source>) {
+    loop {
+        tokio::time::sleep(LOOK_AGAIN).await;
+        let Some(source) = source.upgrade() else {
+            return;
+        };
+        if source.sealer.wants_look() {
+            source.look().await;
         }
     }
 }

@@ -117,6 +117,7 @@ impl Active {
         let Some(control) = control.await.unwrap_or(Ok(None))? else {
             return Err(PostgresError::Exited(report).into());
         };
+        self.sealer.server_stopped();
         self.be_sealed(&control).await?;
         announced.hold();
         self.postgres = Postgres::start(installation, options).await?;

@@ -19,6 +19,22 @@ const GATHER_BYTES: usize = 64 << 10;
 pub(in crate::core) const GATHER_TIME: Duration = Duration::from_millis(5);
 
 impl Session {
+    /// Tells the client what the server in hand has reported and the client does not know.
+    pub(super) fn tell_parameters(&mut self, out: &mut Out) {
+        let Some(server) = &self.link else {
+            return;
+        };
+        let news: Vec<(String, String)> = server
+            .reported
+            .news_to(&self.told)
+            .map(|(name, value)| (name.to_owned(), value.to_owned()))
+            .collect();
+        for (name, value) in news {
+            frame::put_parameter(&mut out.client, &name, &value);
+            self.told.put(&name, &value);
+        }
+    }
+
     /// Takes as many messages off `input` as can be taken now.
     pub fn client_input(&mut self, cx: &Context<'_>, input: &mut BytesMut, out: &mut Out) {
         while self.takes_client() {

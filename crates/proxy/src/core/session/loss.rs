@@ -165,7 +165,7 @@ impl Session {
         } else if began_before && !self.begin_replay(cx, out) {
             // It was told.
         } else if began_before && self.distrusts_active(cx) {
-            self.ask_position(out);
+            self.ask_position(cx, out);
         } else if began_before {
             self.acquire_active(cx, out);
         } else {
@@ -253,7 +253,7 @@ impl Session {
         let judged = judge(cx, doubt, &now);
         if doubt.needs_proof(judged) && !cx.lacks(Flaw::NewsBelieved) {
             doubt.ask_proof(now.epoch);
-            out.effects.push(Effect::AskPosition);
+            out.effects.push(Effect::AskPosition { shown: false });
             return;
         }
         match judged {

@@ -33,6 +33,7 @@ mod kept;
 mod local;
 mod loss;
 mod packed;
+mod position;
 mod prepared;
 mod reason;
 mod replay;
@@ -59,7 +60,7 @@ use super::settings::Settings;
 use super::sql::{Catalog, Statements};
 use super::topology::{Address, NodeName, Topology};
 use super::version::{ReadMode, Seen};
-use protocol::frame::{self, Malformed, Refusal};
+use protocol::frame::{Malformed, Refusal};
 
 use ask::XidState;
 use doubt::{Doubt, Whereabouts};
@@ -180,7 +181,10 @@ pub enum Effect {
     /// Close the one that is kept for later.
     DropParked,
     /// Ask for the active's position; answer with [`Session::position`].
-    AskPosition,
+    AskPosition {
+        /// And answer only when the active itself shows all that standbys may have shown by then.
+        shown: bool,
+    },
     /// Find out again what functions do: something has written that was said not to.
     LearnFunctions,
     /// Call [`Session::woken`] after this time.
@@ -303,6 +307,8 @@ pub struct Session {
     lost: Option<Whereabouts>,
     /// What the read under way must see.
     required: Lsn,
+    /// The position that is asked for, or was asked for last, is one that the active shows.
+    asks_shown: bool,
     turn: u64,
     counts: Counts,
 }
@@ -343,6 +349,7 @@ impl Session {
             lost_epoch: None,
             lost: None,
             required: Lsn::ZERO,
+            asks_shown: false,
             turn,
             counts: Counts::default(),
         }
@@ -476,22 +483,6 @@ impl Session {
             Some("off" | "false") => false,
             Some(_) => true,
             None => cx.rules.replays,
-        }
-    }
-
-    /// Tells the client what the server in hand has reported and the client does not know.
-    fn tell_parameters(&mut self, out: &mut Out) {
-        let Some(server) = &self.link else {
-            return;
-        };
-        let news: Vec<(String, String)> = server
-            .reported
-            .news_to(&self.told)
-            .map(|(name, value)| (name.to_owned(), value.to_owned()))
-            .collect();
-        for (name, value) in news {
-            frame::put_parameter(&mut out.client, &name, &value);
-            self.told.put(&name, &value);
         }
     }
 }

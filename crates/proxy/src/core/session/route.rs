@@ -30,13 +30,13 @@ impl Session {
             return;
         };
         if unit.facts.own == Some(Own::Version) {
-            self.ask_position(out);
+            self.ask_position(cx, out);
             return;
         }
         let mode = self.read_mode(cx);
         if !self.may_read_elsewhere(cx, unit, mode) {
             if self.needs_proof(cx, unit, mode) {
-                self.ask_position(out);
+                self.ask_position(cx, out);
             } else {
                 self.route_to_active(cx, out);
             }
@@ -49,14 +49,8 @@ impl Session {
                 self.required = Lsn::ZERO;
                 self.acquire_standby(name, out);
             }
-            Required::Position | Required::Same(_) => self.ask_position(out),
+            Required::Position | Required::Same(_) => self.ask_position(cx, out),
         }
-    }
-
-    /// The active's position is needed before anything else, with proof that its epoch stands.
-    pub(super) fn ask_position(&mut self, out: &mut Out) {
-        self.phase = Phase::Waiting(Wait::Position);
-        out.effects.push(Effect::AskPosition);
     }
 
     /// True if it must be proved first that the active is active: one that was cut off or stood still shows
@@ -76,7 +70,7 @@ impl Session {
     }
 
     /// True if the client asks for more than is proved to be there: an active that was cut off may not have it.
-    fn lacks_version(&self) -> bool {
+    pub(super) fn lacks_version(&self) -> bool {
         !self.seen.is_proved(self.least())
     }
 
@@ -92,13 +86,13 @@ impl Session {
     }
 
     /// The position that the client itself asks for.
-    fn least(&self) -> Lsn {
+    pub(super) fn least(&self) -> Lsn {
         let text = self.keeps.settings.value("understudy.min_version");
         text.and_then(parse_lsn).unwrap_or(Lsn::ZERO)
     }
 
     /// True if the unit is known to be read-only and may run where the session's server is not.
-    fn may_read_elsewhere(&self, cx: &Context<'_>, unit: &Unit, mode: ReadMode) -> bool {
+    pub(super) fn may_read_elsewhere(&self, cx: &Context<'_>, unit: &Unit, mode: ReadMode) -> bool {
         if mode == ReadMode::Active
             || !unit.is_complete
             || unit.avoids_standbys
@@ -139,7 +133,7 @@ impl Session {
         matches!(mode, ReadMode::Strong | ReadMode::Session) && (is_async || self.commits_async)
     }
 
-    fn route_to_standby(&mut self, cx: &Context<'_>, required: Lsn, out: &mut Out) {
+    pub(super) fn route_to_standby(&mut self, cx: &Context<'_>, required: Lsn, out: &mut Out) {
         let every = cx.rules.spare_every;
         self.required = required;
         let wanted = if cx.lacks(Flaw::VersionIgnored) {
@@ -163,7 +157,7 @@ impl Session {
 
     /// No standby has in time what the read must see.
     fn give_up_standbys(&mut self, cx: &Context<'_>, out: &mut Out) {
-        if !self.lacks_version() {
+        if !self.lacks_version() && !self.active_may_be_late(cx) {
             self.route_to_active(cx, out);
             return;
         }
@@ -171,7 +165,7 @@ impl Session {
             // Once it is proved where the active is there is nothing more to wait for.
             unit.avoids_standbys = true;
         }
-        self.ask_position(out);
+        self.ask_position(cx, out);
     }
 
     fn acquire_standby(&mut self, name: NodeName, out: &mut Out) {
@@ -186,7 +180,7 @@ impl Session {
     /// No standby does it: the active it is, if it must not be feared to show what is older than a standby showed.
     pub(super) fn route_past_standbys(&mut self, cx: &Context<'_>, out: &mut Out) {
         if self.read_mode(cx) == ReadMode::Strong || self.distrusts_active(cx) {
-            self.ask_position(out);
+            self.ask_position(cx, out);
         } else {
             self.route_to_active(cx, out);
         }
@@ -212,62 +206,6 @@ impl Session {
         } else {
             self.phase = Phase::Waiting(Wait::Server);
             self.ask_for_active(out);
-        }
-    }
-
-    /// The active's position, asked for since [`Effect::AskPosition`] with proof that its epoch stood; `None`
-    /// if there was none to be had in time.
-    pub fn position(&mut self, cx: &Context<'_>, position: Option<Lsn>, out: &mut Out) {
-        if self.phase == Phase::Deciding {
-            self.hear_proof(cx, position.is_some(), out);
-            return;
-        }
-        if self.phase != Phase::Waiting(Wait::Position) {
-            return;
-        }
-        let Some(position) = position else {
-            self.no_position(cx, out);
-            return;
-        };
-        let is_question = |unit: &Unit| unit.facts.own == Some(Own::Version);
-        if self.unit.as_deref().is_some_and(is_question) {
-            self.keeps
-                .settings
-                .set("understudy.version", &position.to_string());
-            self.route_to_active(cx, out);
-            return;
-        }
-        self.seen.asked(position);
-        let mode = self.read_mode(cx);
-        let elsewhere = |unit: &Unit| self.may_read_elsewhere(cx, unit, mode);
-        if self.unit.as_deref().is_some_and(elsewhere) {
-            let required = match mode {
-                ReadMode::Bounded { lag_bytes } => Lsn(position.0.saturating_sub(lag_bytes)),
-                _ => position,
-            };
-            self.route_to_standby(cx, required.max(self.least()), out);
-        } else {
-            self.route_to_active(cx, out);
-        }
-    }
-
-    /// A read that must be strong fails rather than be weak; another goes to the active.
-    fn no_position(&mut self, cx: &Context<'_>, out: &mut Out) {
-        let is_question = |unit: &Unit| unit.facts.own == Some(Own::Version);
-        let asks = self.unit.as_deref().is_some_and(is_question);
-        let mode = self.read_mode(cx);
-        if self.replay.is_some() {
-            self.fail_transaction(Reason::NoServer, out);
-        } else if mode == ReadMode::Strong || self.distrusts_active(cx) || asks {
-            let refusal = super::Refusal::error("57P03", "no server proves that it is active")
-                .detail("The position that this read must see could not be asked for in time.")
-                .hint("Try again, or SET understudy.read = 'any'.");
-            self.fail_unit(&refusal, out);
-            if self.phase == Phase::Idle {
-                self.release(cx, out);
-            }
-        } else {
-            self.route_to_active(cx, out);
         }
     }
 
@@ -358,14 +296,14 @@ impl Session {
             return;
         }
         if self.phase == Phase::Waiting(Wait::Server) && self.has_met_another_active(cx) {
-            self.ask_position(out);
+            self.ask_position(cx, out);
             return;
         }
         match self.judge_standby(cx) {
             Standing::Good => {}
             Standing::Restarted => {
                 self.unlink_standby(out);
-                self.ask_position(out);
+                self.ask_position(cx, out);
                 return;
             }
             Standing::Behind => {

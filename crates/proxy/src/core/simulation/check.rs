@@ -69,7 +69,13 @@ impl World {
 
     fn check_reads(&self, client: &Client, lists: &HashMap<u32, Vec<u32>>) -> Result<(), Broken> {
         let mut seen: HashMap<u32, usize> = HashMap::new();
+        let mut session = 0;
         for told in &client.history {
+            if self.rules.read == ReadMode::Session && told.session != session {
+                // Another session may see less.
+                seen.clear();
+            }
+            session = told.session;
             // Within a transaction that writes, or fails, its own appends are seen as well.
             if appends_of(told).next().is_some() {
                 continue;
@@ -110,6 +116,8 @@ impl World {
             ReadMode::Session => other.id == client.id,
             _ => false,
         };
+        let is_of_session =
+            |other: &&Told| self.rules.read != ReadMode::Session || other.session == told.session;
         let earlier = self.clients.iter().filter(of_whom).flat_map(|other| {
             // Of what is not known to have committed its client looks for the effects.
             let may_be_there = move |told: &&Told| match other.id == client.id {
@@ -118,7 +126,9 @@ impl World {
             };
             other.history.iter().filter(may_be_there)
         });
-        let acknowledged = earlier.filter(|other| other.to < told.from);
+        let acknowledged = earlier
+            .filter(is_of_session)
+            .filter(|other| other.to < told.from);
         let last = acknowledged
             .flat_map(appends_of)
             .filter(|(of, _)| *of == key)
@@ -128,7 +138,22 @@ impl World {
             ReadMode::Strong | ReadMode::Session => seen.get(&key).copied().unwrap_or(0),
             _ => 0,
         };
-        last.map_or(0, |at| at + 1).max(own)
+        let read = match self.rules.read {
+            ReadMode::Strong => self.was_read(key, told.from),
+            _ => 0,
+        };
+        last.map_or(0, |at| at + 1).max(own).max(read)
+    }
+}
+
+impl World {
+    /// The number of values of a list that anybody had read before this moment, their own that may not have committed aside.
+    fn was_read(&self, key: u32, before: u64) -> usize {
+        let all = self.clients.iter().flat_map(|client| &client.history);
+        let earlier = all.filter(|told| told.to < before && appends_of(told).next().is_none());
+        let reads = earlier.flat_map(|told| &told.reads);
+        let lens = reads.filter(|(of, _)| *of == key);
+        lens.map(|(_, values)| values.len()).max().unwrap_or(0)
     }
 }
 

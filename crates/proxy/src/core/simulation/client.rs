@@ -102,6 +102,8 @@ impl Op {
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Told {
     pub ops: Vec<Op>,
+    /// In which of its client's sessions.
+    pub session: usize,
     /// When it began.
     pub from: u64,
     /// When its end was told.
@@ -115,9 +117,10 @@ pub struct Told {
 
 impl Told {
     /// Of a transaction that begins now.
-    fn of(ops: Vec<Op>, now: u64) -> Told {
+    fn of(ops: Vec<Op>, session: usize, now: u64) -> Told {
         Told {
             ops,
+            session,
             from: now,
             to: 0,
             reads: Vec::new(),
@@ -133,6 +136,8 @@ pub struct Client {
     /// What was counted in processes that have handed it over, and how many those were.
     pub counts: Vec<Counts>,
     pub moves: u64,
+    /// Sessions that were ended.
+    ended: usize,
     /// The connection in hand, and the one put aside.
     pub wire: Option<usize>,
     pub parked: Option<usize>,
@@ -184,6 +189,7 @@ impl Client {
             session: Session::new(Settings::default(), Reported::default(), id as u64),
             counts: Vec::new(),
             moves: 0,
+            ended: 0,
             wire: None,
             parked: None,
             wants: VecDeque::new(),
@@ -227,6 +233,7 @@ impl Client {
     /// Begins another session, as its own was ended.
     pub fn connect_again(&mut self) {
         self.is_sent_away = false;
+        self.ended += 1;
         self.counts.push(self.session.counts());
         self.session = Session::new(Settings::default(), Reported::default(), self.id as u64);
         self.wants.clear();
@@ -258,7 +265,7 @@ impl Client {
                 return;
             };
             self.next = 0;
-            self.current = Some(Told::of(ops, now));
+            self.current = Some(Told::of(ops, self.ended, now));
         }
         let Some(op) = self
             .current
@@ -416,7 +423,7 @@ impl Client {
             told.to = now;
             self.end();
             self.next = 0;
-            self.current = Some(Told::of(ops, now));
+            self.current = Some(Told::of(ops, self.ended, now));
         }
     }
 

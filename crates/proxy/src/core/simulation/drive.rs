@@ -17,7 +17,7 @@ use protocol::frame::Refusal;
 pub enum Want {
     Active { waited: bool },
     Standby(usize),
-    Position,
+    Position { shown: bool, first: Option<Lsn> },
     Wake,
 }
 
@@ -52,20 +52,30 @@ impl World {
                 return;
             };
             let node = &mut self.nodes[wire.node];
+            let is_late = node.is_late(self.now);
+            wire.backend.is_late &= is_late;
+            if wire.backend.is_late {
+                return;
+            }
             if !wire.is_alive || node.is_frozen || wire.life != node.life || wire.backend.is_stuck {
                 return;
             }
             let stands = node.epoch == Some(self.epoch);
-            if stands {
+            if stands && !is_late {
                 node.visible = self.log.len();
             }
             let mut site = Site {
                 node,
                 log: &mut self.log,
                 stands,
+                is_late: is_late || self.rng.random_bool(0.05),
             };
             if !wire.backend.serve(&mut wire.to_server, &mut site) {
                 return;
+            }
+            if wire.backend.is_late && !is_late {
+                let node = &mut self.nodes[wire.node];
+                node.late_until = self.now + self.rng.random_range(0..400);
             }
         }
     }
@@ -79,8 +89,9 @@ impl World {
         let Some(wire) = self.wires[at].as_mut() else {
             return;
         };
+        let is_late = self.nodes[wire.node].is_late(self.now) && wire.backend.is_late;
         let sent = wire.backend.sent.len();
-        if sent > 0 {
+        if sent > 0 && !is_late {
             // Mostly all of it at once, as from a network.
             let some = match self.rng.random_bool(0.3) {
                 true => sent,
@@ -145,7 +156,10 @@ impl World {
                     self.wires[at] = None;
                 }
             }
-            Effect::AskPosition => client.wants.push_back(Want::Position),
+            Effect::AskPosition { shown } => {
+                let first = None;
+                client.wants.push_back(Want::Position { shown, first });
+            }
             // It may take long until it is found out, or fail.
             Effect::LearnFunctions if self.rng.random_bool(0.2) => {
                 self.proxy(id).catalog = functions(true);
@@ -165,7 +179,7 @@ impl World {
         match want {
             Want::Active { waited } => self.give_active(id, waited),
             Want::Standby(node) => self.give_standby(id, node),
-            Want::Position => self.give_position(id),
+            Want::Position { shown, first } => self.give_position(id, shown, first),
             Want::Wake => self.with(id, |session, cx, out| session.woken(cx, out)),
         }
     }
@@ -245,8 +259,9 @@ impl World {
         });
     }
 
-    /// The node that the proxy takes for the active answers, with proof or without.
-    fn give_position(&mut self, id: usize) {
+    /// The node that the proxy takes for the active answers, with proof or without; for who reads on it when it shows what was
+    /// durable `first`.
+    fn give_position(&mut self, id: usize, shown: bool, first: Option<Lsn>) {
         let topology = &self.proxy(id).topology;
         let known = topology.epoch;
         let address = topology.active.clone().unwrap_or_else(|| "0".into());
@@ -254,14 +269,23 @@ impl World {
         let is_proven = node.epoch == Some(self.epoch) && known == Epoch(self.epoch);
         let lacks_proof = self.rules.flaw == Some(Flaw::UnprovenPosition);
         if node.is_frozen || !is_proven && !lacks_proof {
-            self.clients[id].wants.push_back(Want::Position);
+            let wants = &mut self.clients[id].wants;
+            wants.push_back(Want::Position { shown, first });
             return;
         }
-        let now = Lsn(if is_proven {
-            self.log.len()
-        } else {
-            node.visible
-        } as u64);
+        let is_late = self.now < node.late_until;
+        let visible = Lsn(node.visible as u64);
+        let durable = match is_proven {
+            true => Lsn(self.log.len() as u64),
+            false => visible,
+        };
+        let now = first.unwrap_or(durable);
+        if shown && is_late && visible < now {
+            let first = Some(now);
+            let wants = &mut self.clients[id].wants;
+            wants.push_back(Want::Position { shown, first });
+            return;
+        }
         let early = std::mem::replace(&mut self.proxy(id).last_position, now);
         let position = if self.rules.flaw == Some(Flaw::EarlyPosition) {
             early

@@ -66,6 +66,7 @@ impl World {
         let node = &mut self.nodes[to];
         node.epoch = Some(self.epoch);
         node.visible = log;
+        node.is_not_late();
         node.next_xid = horizon.0;
         node.life += 1;
         node.is_frozen &= to != from;
@@ -77,6 +78,7 @@ impl World {
             // As a standby.
             self.nodes[from].life += 1;
             self.nodes[from].epoch = None;
+            self.nodes[from].is_not_late();
             self.nodes[from].is_frozen = false;
         }
         let known = !self.rng.random_bool(0.05);
@@ -219,6 +221,7 @@ impl World {
             .collect();
         for node in stale {
             self.nodes[node].epoch = None;
+            self.nodes[node].is_not_late();
             self.nodes[node].life += 1;
         }
     }

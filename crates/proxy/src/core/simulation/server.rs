@@ -26,6 +26,10 @@ pub struct Node {
     pub epoch: Option<u32>,
     /// How much of the log its queries see.
     pub visible: usize,
+    /// An active: until this step it shows no more commits, though standbys do, and answers none.
+    pub late_until: u64,
+    /// It shows all up to here then.
+    late_to: usize,
     pub next_xid: u64,
     pub is_frozen: bool,
     /// How often it was started.
@@ -39,6 +43,8 @@ impl Node {
         Node {
             epoch: Some(epoch),
             visible: 0,
+            late_until: 0,
+            late_to: 0,
             next_xid: 1,
             is_frozen: false,
             life: 0,
@@ -51,6 +57,20 @@ impl Node {
             epoch: None,
             ..Node::active(0)
         }
+    }
+
+    /// True if it shows less than is durable; shows what it has, if that is over.
+    pub fn is_late(&mut self, now: u64) -> bool {
+        let is_late = now < self.late_until;
+        if !is_late {
+            self.visible = self.visible.max(self.late_to);
+        }
+        is_late
+    }
+
+    /// It has a new role, or begins again.
+    pub fn is_not_late(&mut self) {
+        (self.late_until, self.late_to) = (0, 0);
     }
 
     pub fn run(&self) -> ServerRun {
@@ -81,6 +101,8 @@ pub struct Backend {
     pub sent: BytesMut,
     /// It waits for its commit to be durable, for ever.
     pub is_stuck: bool,
+    /// Its commit is durable, and its server shows it late.
+    pub is_late: bool,
 }
 
 /// What a statement needs of its server.
@@ -89,6 +111,8 @@ pub struct Site<'a> {
     pub log: &'a mut Vec<Commit>,
     /// Its epoch is the newest.
     pub stands: bool,
+    /// True if a commit is not shown at once now.
+    pub is_late: bool,
 }
 
 impl Backend {
@@ -231,7 +255,11 @@ impl Backend {
                 appends: std::mem::take(&mut self.appends),
                 reads: std::mem::take(&mut self.reads),
             });
-            site.node.visible = site.log.len();
+            self.is_late = site.is_late;
+            match site.is_late {
+                true => site.node.late_to = site.log.len(),
+                false => site.node.visible = site.log.len(),
+            }
         }
         self.roll_back();
         self.status = b'I';
@@ -320,11 +348,11 @@ impl Backend {
             ["SELECT", "pg_catalog.pg_xact_status", xid, ..] => {
                 let xid = xid.parse().unwrap_or(0);
                 let seen = &site.log[..site.node.visible];
-                let has_committed = seen.iter().any(|commit| commit.xid == xid);
-                let status = if has_committed {
-                    "committed"
-                } else {
-                    "aborted"
+                let has = |log: &[Commit]| log.iter().any(|commit| commit.xid == xid);
+                let status = match (has(seen), has(site.log)) {
+                    (true, _) => "committed",
+                    (_, true) => "in progress",
+                    _ => "aborted",
                 };
                 self.rows(vec![status.to_owned()], is_simple);
                 self.complete("SELECT 1");

@@ -149,7 +149,7 @@ mod tests {
             last_client: 9,
         };
         let bytes = offer.to_bytes();
-        assert_eq!(&bytes[..20], b"understudy proxy\0\0\0\x03");
+        assert_eq!(&bytes[..20], b"understudy proxy\0\0\0\x04");
         let (format, rest) = Offer::format(&bytes).expect("an offer");
         assert_eq!((format, read(rest)), (FORMAT, Some(offer)));
         let other = b"understudy proxy\0\0\x03\xe7whatever";

@@ -12,7 +12,7 @@ use protocol::frame::Refusal;
 /// An active that was cut off has less than the standby that the session has read on.
 #[test]
 fn a_session_leaves_a_standby_for_a_proven_active_only() {
-    let is_question = |effect: &Effect| matches!(effect, Effect::AskPosition);
+    let is_question = |effect: &Effect| matches!(effect, Effect::AskPosition { .. });
     let is_for_active = |effect: &Effect| matches!(effect, Effect::AcquireActive { .. });
     let reader = || {
         let mut shared = Shared::new();
@@ -35,6 +35,24 @@ fn a_session_leaves_a_standby_for_a_proven_active_only() {
     let refusal = Refusal::error("57P03", "it does not answer");
     shared.with(|session, cx, out| session.refused(cx, &refusal, out));
     assert!(shared.has(is_question) && !shared.has(is_for_active));
+    shared.with(|session, cx, out| session.position(cx, Some(Lsn(200)), out));
+    assert!(shared.has(is_for_active));
+}
+
+/// A standby shows a commit before the active itself does: who leaves the standbys waits until that shows what they may have shown.
+#[test]
+fn a_strong_read_that_leaves_standbys_waits_for_what_they_showed() {
+    let asks = |wanted| move |effect: &Effect| matches!(effect, Effect::AskPosition { shown } if *shown == wanted);
+    let is_for_active = |effect: &Effect| matches!(effect, Effect::AcquireActive { .. });
+    let mut shared = Shared::new();
+    shared.desk.rules.read = ReadMode::Strong;
+    shared.ask("SELECT 1");
+    assert!(shared.has(asks(false)), "it is durable on a standby");
+    shared.with(|session, cx, out| session.position(cx, Some(Lsn(200)), out));
+    shared.effects.clear();
+    // No standby gets there in time.
+    shared.with(|session, cx, out| session.woken(cx, out));
+    assert!(shared.has(asks(true)) && !shared.has(is_for_active));
     shared.with(|session, cx, out| session.position(cx, Some(Lsn(200)), out));
     assert!(shared.has(is_for_active));
 }
@@ -85,7 +103,7 @@ fn a_hint_moves_no_lock_to_a_standby() {
 /// A client that was told to look for what its lost statement did looked on a standby that did not have it yet, and did it again.
 #[test]
 fn a_session_looks_for_what_it_did_on_a_server_that_is_lost() {
-    let is_question = |effect: &Effect| matches!(effect, Effect::AskPosition);
+    let is_question = |effect: &Effect| matches!(effect, Effect::AskPosition { .. });
     let mut shared = Shared::new();
     shared.desk.rules.read = ReadMode::Session;
     shared.ask("SELECT 1");
@@ -103,7 +121,7 @@ fn a_session_looks_for_what_it_did_on_a_server_that_is_lost() {
 /// A transaction had read what only its standby had, and was tried again on one that was behind.
 #[test]
 fn a_transaction_that_fails_has_seen_what_its_standby_had() {
-    let is_question = |effect: &Effect| matches!(effect, Effect::AskPosition);
+    let is_question = |effect: &Effect| matches!(effect, Effect::AskPosition { .. });
     let mut shared = Shared::new();
     shared.desk.rules.read = ReadMode::Session;
     shared.desk.rules.replays = false;
@@ -159,7 +177,7 @@ fn a_session_outlives_its_connection_to_a_standby() {
 /// Another session had written on the next active and passed on where: the one that was cut off answered, as it did not know of it.
 #[test]
 fn a_version_that_was_asked_for_is_proved_to_be_there() {
-    let is_question = |effect: &Effect| matches!(effect, Effect::AskPosition);
+    let is_question = |effect: &Effect| matches!(effect, Effect::AskPosition { .. });
     let is_for_active = |effect: &Effect| matches!(effect, Effect::AcquireActive { .. });
     let asking = |mode| {
         let mut shared = Shared::new();
@@ -216,12 +234,12 @@ fn what_may_be_a_read_is_as_strong_as_one() {
         shared.desk.rules.read = ReadMode::Strong;
         shared.ask(text);
         assert!(
-            shared.has(|effect| matches!(effect, Effect::AskPosition)),
+            shared.has(|effect| matches!(effect, Effect::AskPosition { .. })),
             "{text}"
         );
     }
     let mut shared = Shared::new();
     shared.desk.rules.read = ReadMode::Strong;
     shared.ask("INSERT INTO t VALUES (1)");
-    assert!(!shared.has(|effect| matches!(effect, Effect::AskPosition)));
+    assert!(!shared.has(|effect| matches!(effect, Effect::AskPosition { .. })));
 }
