@@ -167,7 +167,7 @@ impl Proxy {
         let lease = move || Some(watched.upgrade()?.settings().config.takeover.lease);
         let watched = Arc::downgrade(&proxy);
         let ask = move || {
-            let asked = watched.upgrade()?.positions.ask();
+            let asked = watched.upgrade()?.positions.ask(false);
             Some(async move { asked.await.ok().flatten() })
         };
         tokio::spawn(proof::watch(proxy.cluster.clone(), lease, ask));
