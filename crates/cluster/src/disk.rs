@@ -67,7 +67,7 @@ impl Disk {
         })
     }
 
-    /// The same, of a disk that can [lose power](Disk::lose_power).
+    /// Mounts a disk that can [lose power](Disk::lose_power).
     ///
     /// # Errors
     /// As of [`mount`](Disk::mount); also if there are no loop devices.

@@ -26,9 +26,9 @@ impl fmt::Display for Xid8 {
 /// Which transactions were under way at one moment, as `pg_current_snapshot()` says.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Snapshot {
-    /// Whatever is below has ended.
+    /// Transactions below it have ended.
     pub least: Xid8,
-    /// Whatever is not below has not.
+    /// Transactions from it on have not.
     pub end: Xid8,
     /// Those in between that have not ended.
     under_way: Vec<Xid8>,

@@ -155,12 +155,14 @@ impl Settings {
     }
 }
 
+/// A name in double quotes.
+pub fn quote_name(name: &str) -> String {
+    format!("\"{}\"", name.replace('"', "\"\""))
+}
+
 /// A name in double quotes; each piece of one with dots.
 pub fn quote_identifier(name: &str) -> String {
-    let pieces: Vec<String> = name
-        .split('.')
-        .map(|piece| format!("\"{}\"", piece.replace('"', "\"\"")))
-        .collect();
+    let pieces: Vec<String> = name.split('.').map(quote_name).collect();
     pieces.join(".")
 }
 

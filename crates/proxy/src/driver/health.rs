@@ -20,7 +20,7 @@ const QUESTIONS: u32 = 2;
 /// How long to wait where nothing is asked.
 const NOTHING_TO_ASK: Duration = Duration::from_secs(1);
 
-/// Whom to ask, and how long they may be silent.
+/// Standbys to ask, and the time that they may be silent.
 pub struct Asked {
     /// No limit if it is zero: then nobody is asked.
     pub timeout: Duration,
@@ -28,10 +28,9 @@ pub struct Asked {
     pub standbys: Vec<(NodeName, Address)>,
 }
 
-/// Asks standbys as long as `whom` tells whom: it is told which were silent last.
-pub async fn watch(cluster: Arc<Cluster>, whom: impl Fn(&BTreeSet<NodeName>) -> Option<Asked>) {
-    let mut silent = BTreeSet::new();
-    while let Some(Asked { timeout, standbys }) = whom(&silent) {
+/// Asks standbys as long as `whom` tells whom.
+pub async fn watch(cluster: Arc<Cluster>, whom: impl Fn() -> Option<Asked>) {
+    while let Some(Asked { timeout, standbys }) = whom() {
         let standbys = if timeout.is_zero() {
             Vec::new()
         } else {
@@ -44,7 +43,7 @@ pub async fn watch(cluster: Arc<Cluster>, whom: impl Fn(&BTreeSet<NodeName>) -> 
             answers.is_err().then_some(name)
         });
         let found = futures_util::future::join_all(answers).await;
-        hear(&cluster, &mut silent, found.into_iter().flatten().collect());
+        hear(&cluster, found.into_iter().flatten().collect());
         let pause = match is_idle {
             true => NOTHING_TO_ASK,
             false => timeout / QUESTIONS,
@@ -53,18 +52,18 @@ pub async fn watch(cluster: Arc<Cluster>, whom: impl Fn(&BTreeSet<NodeName>) -> 
     }
 }
 
-fn hear(cluster: &Cluster, silent: &mut BTreeSet<NodeName>, now: BTreeSet<NodeName>) {
-    if *silent == now {
+fn hear(cluster: &Cluster, now: BTreeSet<NodeName>) {
+    let before = &cluster.topology().silent;
+    if *before == now {
         return;
     }
-    for name in now.difference(silent) {
+    for name in now.difference(before) {
         tracing::warn!(standby = %name, "a standby does not answer: its reads go to other servers");
     }
-    for name in silent.difference(&now) {
+    for name in before.difference(&now) {
         tracing::info!(standby = %name, "a standby answers again");
     }
-    *silent = now;
-    cluster.hear(News::Silent(silent.clone()));
+    cluster.hear(News::Silent(now));
 }
 
 /// Ends when the server has said anything, or cannot be reached.

@@ -26,7 +26,7 @@ pub mod source;
 mod startup;
 mod totals;
 
-use std::collections::{BTreeSet, HashMap};
+use std::collections::HashMap;
 use std::error::Error;
 use std::sync::{Arc, Weak};
 use std::time::Duration;
@@ -160,8 +160,7 @@ impl Proxy {
         });
         tokio::spawn(sweep(Arc::downgrade(&proxy)));
         let watched = Arc::downgrade(&proxy);
-        let whom =
-            move |silent: &BTreeSet<NodeName>| Some(watched.upgrade()?.standbys_to_ask(silent));
+        let whom = move || Some(watched.upgrade()?.standbys_to_ask());
         tokio::spawn(health::watch(proxy.cluster.clone(), whom));
         let watched = Arc::downgrade(&proxy);
         let lease = move || Some(watched.upgrade()?.settings().config.takeover.lease);
@@ -175,7 +174,7 @@ impl Proxy {
     }
 
     /// The standbys to which there are connections, and those that did not answer last.
-    fn standbys_to_ask(&self, silent: &BTreeSet<NodeName>) -> Asked {
+    fn standbys_to_ask(&self) -> Asked {
         let topology = self.cluster.topology();
         let pools = self.pools.lock();
         let is_used = |name: &NodeName| {
@@ -183,7 +182,7 @@ impl Proxy {
             pools.values().any(|pool| pool.is_connected_to(&place))
         };
         let asked = topology.told.iter();
-        let asked = asked.filter(|one| silent.contains(&one.name) || is_used(&one.name));
+        let asked = asked.filter(|one| topology.silent.contains(&one.name) || is_used(&one.name));
         Asked {
             timeout: self.settings().config.reads.timeout,
             standbys: asked

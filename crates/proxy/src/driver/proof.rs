@@ -25,10 +25,9 @@ pub async fn watch<A>(
 ) where
     A: Future<Output = Option<Lsn>>,
 {
-    let mut is_unproven = false;
     while let Some(lease) = lease() {
         if lease.is_zero() || cluster.topology().active.is_none() {
-            tell(&cluster, &mut is_unproven, false);
+            tell(&cluster, false);
             tokio::time::sleep(NOTHING_TO_ASK).await;
             continue;
         }
@@ -38,16 +37,15 @@ pub async fn watch<A>(
         };
         let answer = tokio::time::timeout(lease - pause, answer).await;
         let is_proof = matches!(answer, Ok(Some(_)));
-        tell(&cluster, &mut is_unproven, !is_proof);
+        tell(&cluster, !is_proof);
         if is_proof {
             tokio::time::sleep(pause).await;
         }
     }
 }
 
-fn tell(cluster: &Cluster, was_unproven: &mut bool, is_unproven: bool) {
-    // A new epoch is proven by itself.
-    if *was_unproven == is_unproven && cluster.topology().is_unproven == is_unproven {
+fn tell(cluster: &Cluster, is_unproven: bool) {
+    if cluster.topology().is_unproven == is_unproven {
         return;
     }
     match is_unproven {
@@ -56,6 +54,5 @@ fn tell(cluster: &Cluster, was_unproven: &mut bool, is_unproven: bool) {
         }
         false => tracing::info!("the active proves that it still is"),
     }
-    *was_unproven = is_unproven;
     cluster.hear(News::Unproven(is_unproven));
 }

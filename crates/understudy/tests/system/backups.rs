@@ -16,6 +16,23 @@ use crate::elsewhere::{Elsewhere, base_backup, open_directory, postgres, succeed
 use crate::stage::{Stage, TIMEOUT};
 use crate::verbs::until;
 
+/// A cluster under load that archives with this command, and a directory of that name where the command may put files.
+async fn archiving(test: &str, command: impl FnOnce(&Path) -> String) -> Result<(Stage, PathBuf)> {
+    let mut made = None;
+    let stage = Stage::with_options(test, &["north", "south"], |options| {
+        let command = command(&options.dir.join(test));
+        let parameters = [
+            ("archive_command", command.as_str()),
+            ("checkpoint_timeout", "30s"),
+        ];
+        let parameters = parameters.map(|(name, value)| (name.to_owned(), value.to_owned()));
+        options.parameters.extend(parameters);
+        made = Some(open_directory(&options.dir, test));
+    })
+    .await?;
+    Ok((stage, made.context("options were asked for")??))
+}
+
 /// A moment, and what clients knew of it.
 struct Moment {
     /// The active's clock.
@@ -136,28 +153,15 @@ async fn check_all(restored: &Elsewhere, history: &History) -> Result<()> {
 #[tokio::test(flavor = "multi_thread")]
 #[ignore = "system test: make test-system"]
 async fn a_plain_archive_has_no_gap_after_five_takeovers() -> Result<()> {
-    let mut archive = PathBuf::new();
-    let mut stage = Stage::with_options("archive", &["north", "south"], |options| {
-        archive = options.dir.join("archive");
+    let archive_into = |archive: &Path| {
         // As PostgreSQL's documentation has it, and content with a file that is there already and the same.
-        let command = format!(
+        format!(
             "cmp -s %p {0}/%f || (test ! -f {0}/%f && cp %p {0}/%f.new && mv {0}/%f.new {0}/%f)",
             archive.display()
-        );
-        let parameters = [
-            ("archive_command", command.as_str()),
-            ("checkpoint_timeout", "30s"),
-        ];
-        let parameters = parameters.map(|(name, value)| (name.to_owned(), value.to_owned()));
-        options.parameters.extend(parameters);
-        if let Err(error) = std::fs::create_dir(&archive) {
-            panic!("{}: {error}", archive.display());
-        }
-        let open = std::os::unix::fs::PermissionsExt::from_mode(0o777);
-        std::fs::set_permissions(&archive, open).unwrap_or_else(|error| panic!("{error}"));
-    })
-    .await?;
-    let home = open_directory(&stage, "restored")?;
+        )
+    };
+    let (mut stage, archive) = archiving("archive", archive_into).await?;
+    let home = open_directory(stage.path(), "restored")?;
     let active = stage.cluster.wait_active(TIMEOUT).await?;
     base_backup(&stage, &active, &home.join("base"))?;
     take_over(&mut stage, 3).await?;
@@ -244,29 +248,14 @@ impl Backrest {
 #[tokio::test(flavor = "multi_thread")]
 #[ignore = "system test: make test-system"]
 async fn pgbackrest_restores_what_was_backed_up_over_ten_takeovers() -> Result<()> {
-    let mut found = None;
-    let mut stage = Stage::with_options("backrest", &["north", "south"], |options| {
-        let directory = options.dir.join("backrest");
-        let made = std::fs::create_dir(&directory).and_then(|()| {
-            let open = std::os::unix::fs::PermissionsExt::from_mode(0o777);
-            std::fs::set_permissions(&directory, open)
-        });
-        if made.is_ok() {
-            found = Backrest::configure(&directory).ok();
-        }
-        let command = format!(
+    let archive_with = |directory: &Path| {
+        format!(
             "pgbackrest --config={}/pgbackrest.conf --stanza=main --pg1-path=$PWD archive-push %p",
             directory.display()
-        );
-        let parameters = [
-            ("archive_command", command.as_str()),
-            ("checkpoint_timeout", "30s"),
-        ];
-        let parameters = parameters.map(|(name, value)| (name.to_owned(), value.to_owned()));
-        options.parameters.extend(parameters);
-    })
-    .await?;
-    let backrest = found.context("pgBackRest cannot be configured")?;
+        )
+    };
+    let (mut stage, directory) = archiving("backrest", archive_with).await?;
+    let backrest = Backrest::configure(&directory)?;
     let active = stage.cluster.wait_active(TIMEOUT).await?;
     let mut create = backrest.command_on(&stage, &active).await?;
     create.arg("stanza-create");
@@ -281,7 +270,7 @@ async fn pgbackrest_restores_what_was_backed_up_over_ten_takeovers() -> Result<(
     take_over(&mut stage, 3).await?;
     let history = end_load(&mut stage).await?;
 
-    let home = open_directory(&stage, "restored")?;
+    let home = open_directory(stage.path(), "restored")?;
     let latest = home.join("latest");
     let mut restore = backrest.command(&latest);
     restore.arg("restore");

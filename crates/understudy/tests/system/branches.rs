@@ -150,7 +150,7 @@ async fn log_position(session: &Session) -> Result<DeadBranch> {
     })
 }
 
-/// What a node's server has of the transaction that nobody was told the end of. A standby cancels a read whose rows redo
+/// Checks that a node's server has nothing of the transaction that nobody was told the end of. A standby cancels a read whose rows redo
 /// removes, so it is asked until it answers.
 async fn expect_no_dead_rows(stage: &Stage, node: &str) -> Result<()> {
     let server = stage.cluster.server(node)?.config();

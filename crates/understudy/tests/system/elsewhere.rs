@@ -32,8 +32,8 @@ pub fn succeeded(mut command: Command) -> Result<Output> {
 }
 
 /// A directory in which that user may make others.
-pub fn open_directory(stage: &Stage, name: &str) -> Result<PathBuf> {
-    let home = stage.path().join(name);
+pub fn open_directory(home: &Path, name: &str) -> Result<PathBuf> {
+    let home = home.join(name);
     std::fs::create_dir(&home)?;
     std::fs::set_permissions(&home, std::fs::Permissions::from_mode(0o777))?;
     Ok(home)

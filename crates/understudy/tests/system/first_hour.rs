@@ -63,7 +63,7 @@ async fn own_parameters_are_in_the_files_that_a_reload_and_a_backup_read() -> Re
 }
 
 async fn backup_starts_elsewhere(stage: &Stage, active: &str) -> Result<()> {
-    let data = open_directory(stage, "elsewhere")?.join("data");
+    let data = open_directory(stage.path(), "elsewhere")?.join("data");
     base_backup(stage, active, &data)?;
     let elsewhere = Elsewhere::start(stage, &data).await?;
     let (rows, connections) = ask_backup(elsewhere.server.port).await?;

@@ -72,7 +72,7 @@ impl Stage {
         self.commits(50).await
     }
 
-    /// What `understudy upgrade` of this release says: its exit code, and its words.
+    /// Answer of `understudy upgrade` of this release: its exit code, and its words.
     fn upgrade(&self, what: &str) -> Result<(Option<i32>, String)> {
         let north = self.cluster.node("north")?.config.clone();
         let done = understudy(&["upgrade", what, "--json"], &north)?;

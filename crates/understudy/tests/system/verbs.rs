@@ -147,7 +147,7 @@ async fn switchover_and_restarts(stage: &mut Stage) -> Result<()> {
     Ok(())
 }
 
-/// What `status` prints, whether or not somebody serves. The first commits after a takeover are seen before the new
+/// Output of `status`, whether or not somebody serves. The first commits after a takeover are seen before the new
 /// active's agent says that it serves, and until then `status` ends with 3: a test that asked for success at once
 /// failed on a slow machine.
 fn status(stage: &Stage) -> Result<Value> {

@@ -156,6 +156,9 @@ impl Session {
 
     /// The text of a query that is run once more, with the values that it told.
     pub(super) fn queries_again(&mut self, unit: &Unit, noted: &Noted, out: &mut Out) -> bool {
+        if self.phase != Phase::Replaying {
+            return false;
+        }
         let is_one = noted
             .statement
             .as_ref()
@@ -163,7 +166,7 @@ impl Session {
         let body = frame::body(&unit.bytes[unit.written..noted.end]);
         let text = frame::name(body).map(|(text, _)| text);
         let again = text
-            .filter(|_| is_one && self.phase == Phase::Replaying)
+            .filter(|_| is_one)
             .and_then(|text| unit.rows.again(0, text, Place::Text));
         let Some(again) = again else {
             return false;
@@ -186,14 +189,15 @@ impl Session {
     /// The same for a statement that is bound: it is prepared with parameters for the values behind the client's own. What is
     /// bound is the next that the unit executes.
     pub(super) fn binds_again(&mut self, unit: &Unit, noted: &Noted, out: &mut Out) -> bool {
-        let Some(prepared) = noted.prepared.as_deref() else {
+        let prepared = noted.prepared.as_deref();
+        let Some(prepared) = prepared.filter(|_| self.phase == Phase::Replaying) else {
             return false;
         };
         let frame = &unit.bytes[unit.written..noted.end];
         let at = unit.written_parts;
         let is_next = part(unit, at)
             .is_some_and(|part| part.keeps_values && prepared.statement.only() == Some(part));
-        if !is_next || self.phase != Phase::Replaying {
+        if !is_next {
             return false;
         }
         let written = Binding::read(frame::body(frame)).and_then(|binding| {

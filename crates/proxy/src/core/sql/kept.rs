@@ -13,7 +13,8 @@ use pg_query::protobuf::{
     self, InsertStmt, Node, OverridingKind, ResTarget, SelectStmt, node::Node as Tree,
 };
 
-use moves::{Moved, literal, moves, quoted, relation_name};
+use super::super::settings::{quote_literal, quote_name};
+use moves::{Moved, moves, relation_name};
 
 /// Longer texts, or more rows, are not rewritten.
 const LIMIT_BYTES: usize = 64 << 10;
@@ -190,7 +191,7 @@ impl Writer {
                 format!("${}", own + self.parameters.len())
             }
             (Place::Text, None) => "NULL".to_owned(),
-            (Place::Text, Some(value)) => literal(std::str::from_utf8(value).ok()?),
+            (Place::Text, Some(value)) => quote_literal(std::str::from_utf8(value).ok()?),
         };
         expression(&match of_type {
             Some(of_type) => format!("CAST({text} AS {of_type})"),
@@ -389,7 +390,7 @@ impl Writer {
                 list.items.push(self.value(row, *at, Some(of_type))?);
             }
             let name = format!("understudy_kept_{number}");
-            let item = expression(&format!("{}.{name}", quoted(&alias.aliasname)))?;
+            let item = expression(&format!("{}.{name}", quote_name(&alias.aliasname)))?;
             let item = ResTarget {
                 val: Some(Box::new(item)),
                 ..ResTarget::default()

@@ -2,6 +2,8 @@
 
 use pg_query::protobuf::RangeVar;
 
+use super::super::super::settings::{quote_literal, quote_name};
+
 /// A sequence, or the column that has one, and the highest value of it that was told.
 #[derive(Debug)]
 pub enum Moved {
@@ -24,15 +26,15 @@ pub fn moves(moved: &[Moved]) -> Option<String> {
     let columns = moved.iter().filter_map(|one| match one {
         Moved::Column(relation, name, value) => Some(format!(
             "({}::pg_catalog.regclass, {}, {value}::pg_catalog.int8)",
-            literal(relation),
-            literal(name)
+            quote_literal(relation),
+            quote_literal(name)
         )),
         Moved::Sequence(..) => None,
     });
     let sequences = moved.iter().filter_map(|one| match one {
         Moved::Sequence(name, value) => Some(format!(
             "({}::pg_catalog.regclass::pg_catalog.oid, {value}::pg_catalog.int8)",
-            literal(name)
+            quote_literal(name)
         )),
         Moved::Column(..) => None,
     });
@@ -49,25 +51,11 @@ pub fn moves(moved: &[Moved]) -> Option<String> {
     ))
 }
 
-/// A text as SQL has it, whatever `standard_conforming_strings` is.
-pub fn literal(text: &str) -> String {
-    let doubled = text.replace('\'', "''");
-    match doubled.contains('\\') {
-        true => format!("E'{}'", doubled.replace('\\', "\\\\")),
-        false => format!("'{doubled}'"),
-    }
-}
-
-/// A name as SQL has it.
-pub fn quoted(name: &str) -> String {
-    format!("\"{}\"", name.replace('"', "\"\""))
-}
-
 /// A table's name as SQL has it.
 pub fn relation_name(relation: &RangeVar) -> String {
-    let name = quoted(&relation.relname);
+    let name = quote_name(&relation.relname);
     match relation.schemaname.as_str() {
         "" => name,
-        schema => format!("{}.{name}", quoted(schema)),
+        schema => format!("{}.{name}", quote_name(schema)),
     }
 }
