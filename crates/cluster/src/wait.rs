@@ -84,16 +84,21 @@ impl Cluster {
         let goal = log_end(&self.server(&active)?)
             .await
             .context("the active does not answer")?;
+        let mut at = None;
         loop {
-            if replayed(&standby).await.is_some_and(|at| at >= goal) {
+            at = replayed(&standby).await.or(at);
+            if at.is_some_and(|at| at >= goal) {
                 return Ok(());
             }
             self.check_running()?;
-            anyhow::ensure!(
-                Instant::now() < deadline,
-                "{name} does not follow after {timeout:?}; the logs are in {}",
-                self.logs().display()
-            );
+            if Instant::now() >= deadline {
+                let now = self.active().await;
+                anyhow::bail!(
+                    "{name} does not follow after {timeout:?}: {active} was the active and had {goal} bytes of log, \
+                     {name} has replayed {at:?}, and the active is {now:?}; the logs are in {}",
+                    self.logs().display()
+                );
+            }
             tokio::time::sleep(POLL).await;
         }
     }

@@ -16,6 +16,10 @@ use store::Network;
 
 /// pgbench's scale in these tests.
 const SCALE: u32 = 1;
+/// Transactions a second of all clients together: there is always one under way, and other tests have a share of the machine.
+const COMMITS_PER_SECOND: f64 = 200.0;
+/// The same for rounds of the client that changes tables, each of which is 2,000 rows and 16 statements.
+const CHANGES_PER_SECOND: f64 = 4.0;
 pub const TIMEOUT: Duration = Duration::from_secs(60);
 
 /// The program under test.
@@ -103,11 +107,12 @@ impl Stage {
         let options = load::Options {
             clients: 4,
             scale: SCALE,
+            rate: Some(COMMITS_PER_SECOND),
             ..load::Options::default()
         };
         let application = self.cluster.any_writable();
         self.load = Some(Load::start(application.clone(), options, self.clock));
-        self.churn = Some(Churn::start(application));
+        self.churn = Some(Churn::paced(application, Some(CHANGES_PER_SECOND)));
     }
 
     fn load(&self) -> Result<&Load> {
