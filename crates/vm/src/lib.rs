@@ -4,6 +4,7 @@
 //! nothing leaves the machine before the standby holds the checkpoint that covers it. Which host may run the machine, the
 //! zones decide by their epochs.
 
+mod clock;
 pub mod core;
 pub mod disk;
 pub mod driver;

@@ -17,7 +17,7 @@ Examples:
   understudy vm run --config north.toml         on the host where the machine begins
   understudy vm protect --config south.toml     on the other one
   understudy vm status --config north.toml --json
-  understudy vm failover --config north.toml")]
+  understudy vm switchover --config north.toml")]
 pub enum Vm {
     /// Make the image of a machine: Debian with a database.
     Create(VmCreate),
@@ -30,7 +30,12 @@ pub enum Vm {
     /// Show what both hosts are, and what checkpoints cost.
     Status(VmAsking),
     /// Let the standby take over now.
-    Failover(VmAsking),
+    #[command(visible_alias = "failover")]
+    Switchover(VmAsking),
+    /// Start the machine from the disk of the host of this file, when no host starts it by itself: the host that
+    /// ran it last is gone for good, or restarted before its disk was synced. What the other host's disk has and
+    /// this one's has not is lost.
+    StartFromDisk(VmFile),
     /// Have the host of this file read it again: epoch, protection, compression and read_tracking change while the machine runs.
     Reload(VmAsking),
     /// Show who ran the machine since when.

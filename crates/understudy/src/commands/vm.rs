@@ -37,7 +37,8 @@ pub async fn run(command: cli::Vm) -> anyhow::Result<Code> {
         cli::Vm::Run(args) => serve(args, true).await,
         cli::Vm::Protect(args) => serve(args, false).await,
         cli::Vm::Status(args) => status(&args).await,
-        cli::Vm::Failover(args) => fail_over(&args).await,
+        cli::Vm::Switchover(args) => fail_over(&args).await,
+        cli::Vm::StartFromDisk(args) => start_from_disk(&args.config).await,
         cli::Vm::Reload(args) => reload(&args).await,
         cli::Vm::History(args) => history(&args).await,
         cli::Vm::Metrics(args) => metrics(&args.config).await,
@@ -52,6 +53,8 @@ fn load(file: &Path) -> anyhow::Result<(ClusterConfig, Config)> {
     let (cluster, table) = super::load_table(file, check, "vm", advice)?;
     let config =
         Config::parse(&table).map_err(|error| Failure::new(Code::Usage, error.to_string()))?;
+    // Whoever reaches it is taken for the other host.
+    cluster.check_protected("vm.peer_listen", &config.peer_listen.to_string().parse()?)?;
     Ok((cluster, config))
 }
 
@@ -169,6 +172,15 @@ impl Hosts {
         ask(&self.addresses[host], self.tls.as_ref(), question).await
     }
 
+    /// Answer of this host, which must give one.
+    async fn tell(&self, question: Question) -> anyhow::Result<Result<String, String>> {
+        let told = self.ask(0, question).await;
+        told.map_err(|error| {
+            let text = format!("the host cannot be reached: {error}");
+            Failure::new(Code::Unavailable, text).into()
+        })
+    }
+
     /// Answer of this host, if it gives one.
     async fn first(&self, question: Question) -> Option<String> {
         self.ask(0, question).await.ok()?.ok()
@@ -262,15 +274,19 @@ async fn fail_over(args: &VmAsking) -> anyhow::Result<Code> {
     Ok(Code::Ok)
 }
 
+async fn start_from_disk(file: &Path) -> anyhow::Result<Code> {
+    let hosts = Hosts::load(file)?;
+    hosts
+        .tell(Question::StartFromDisk)
+        .await?
+        .map_err(|why| Failure::new(Code::Refused, why))?;
+    println!("the machine is started from this host's disk: see understudy vm status");
+    Ok(Code::Ok)
+}
+
 async fn reload(args: &VmAsking) -> anyhow::Result<Code> {
     let hosts = Hosts::load(&args.file.config)?;
-    let told = hosts.ask(0, Question::Reload).await;
-    let told = told.map_err(|error| {
-        Failure::new(
-            Code::Unavailable,
-            format!("the host cannot be reached: {error}"),
-        )
-    })?;
+    let told = hosts.tell(Question::Reload).await?;
     let told = told.map_err(|why| Failure::new(Code::Usage, why))?;
     let waits = serde_json::from_str::<Value>(&told)?["waits_for_the_next_start"] == true;
     match (args.json, waits) {
@@ -313,5 +329,37 @@ async fn metrics(file: &Path) -> anyhow::Result<Code> {
             Ok(Code::Ok)
         }
         None => Err(Failure::new(Code::Unavailable, "the host cannot be reached").into()),
+    }
+}
+
+#[cfg(test)]
+pub(super) mod tests {
+    use super::*;
+
+    /// A file of a host with this `peer_listen`, and its zone beside it.
+    pub fn file_of_host(peer_listen: &str) -> anyhow::Result<tempfile::NamedTempFile> {
+        let file = tempfile::NamedTempFile::new()?;
+        let text = format!(
+            "name = \"north\"\nvolume = \"vm\"\nzones = [\"127.0.0.1:1\"]\n[vm]\nimage = \"/i\"\ndisk = \"/d\"\n\
+             run = \"/r\"\nmac = \"52:54:00:77:00:02\"\naddress = \"10.0.0.9/24\"\ntap = \"vm0\"\n\
+             peer_listen = \"{peer_listen}\"\npeer = \"127.0.0.1:2\"\n"
+        );
+        std::fs::write(file.path(), text)?;
+        Ok(file)
+    }
+
+    /// Anybody could say that he is the other host, and be sent the machine's memory.
+    #[test]
+    fn a_host_that_other_machines_reach_needs_certificates() -> anyhow::Result<()> {
+        assert!(load(file_of_host("127.0.0.1:7400")?.path()).is_ok());
+        for address in ["10.0.0.1:7400", "0.0.0.0:7400", "[::]:7400"] {
+            let refused = load(file_of_host(address)?.path()).err();
+            let refused = refused.context("it is let in")?.to_string();
+            assert!(
+                refused.contains("vm.peer_listen") && refused.contains("[tls]"),
+                "{refused}"
+            );
+        }
+        Ok(())
     }
 }

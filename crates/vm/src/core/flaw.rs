@@ -29,12 +29,20 @@ pub enum Flaw {
     AnyIsLast,
     /// A host whose record is on the zones does not know it for its own if it did not hear that it was written.
     OwnRecordUnknown,
+    /// What waits for no checkpoint is heard however long the host stood still.
+    DeadlineIgnored,
+    /// A host takes for the time what it was when it looked last.
+    StaleClock,
+    /// A machine is started from a disk that may have lost what was not synced.
+    UnsyncedStarted,
+    /// A host that took over says that its disk is synced when it is not.
+    SyncUnrecorded,
 }
 
 #[cfg(test)]
 impl Flaw {
     /// All of them.
-    pub const ALL: [Flaw; 13] = [
+    pub const ALL: [Flaw; 17] = [
         Flaw::ReleasedEarly,
         Flaw::AcknowledgedEarly,
         Flaw::AcknowledgedLate,
@@ -48,5 +56,9 @@ impl Flaw {
         Flaw::SessionsIgnored,
         Flaw::AnyIsLast,
         Flaw::OwnRecordUnknown,
+        Flaw::DeadlineIgnored,
+        Flaw::StaleClock,
+        Flaw::UnsyncedStarted,
+        Flaw::SyncUnrecorded,
     ];
 }

@@ -5,11 +5,13 @@ mod checkpoints;
 mod tests;
 mod zones;
 
+use std::collections::VecDeque;
+
 use zones::Asked;
 
 use super::flaw::Flaw;
 use super::message::{Effect, Message, Session};
-use super::record::{Number, Who};
+use super::record::{Number, Record, Who};
 use super::role::{Follower, Role, Rules};
 
 /// The decisions of a host.
@@ -26,14 +28,22 @@ pub struct Guard {
     is_linked: bool,
     /// The last checkpoint that was made.
     made: Number,
+    /// When each was made that the standby has not confirmed.
+    made_ms: VecDeque<(Number, u64)>,
     confirmed: Number,
     /// What this host's disk held when the machine began to run here survives a power failure.
     is_durable: bool,
+    /// The record says so.
+    is_recorded: bool,
+    /// This run of the host's kernel.
+    boot: String,
+    /// An operator wants the machine started from this host's disk, whatever the record says.
+    is_ordered: bool,
 }
 
 impl Guard {
     /// A host that was just started.
-    pub fn new(me: Who, rules: Rules, now_ms: u64) -> Guard {
+    pub fn new(me: Who, boot: String, rules: Rules, now_ms: u64) -> Guard {
         Guard {
             me,
             rules,
@@ -48,8 +58,12 @@ impl Guard {
             followings: 0,
             is_linked: false,
             made: Number::default(),
+            made_ms: VecDeque::new(),
             confirmed: Number::default(),
             is_durable: false,
+            is_recorded: false,
+            boot,
+            is_ordered: false,
         }
     }
 
@@ -77,6 +91,13 @@ impl Guard {
         self.rules.flaw == Some(flaw)
     }
 
+    /// It is this late now. Whatever happened to this host's process meanwhile: what it is told next did not happen before.
+    pub fn at(&mut self, now_ms: u64) {
+        if !self.has(Flaw::StaleClock) {
+            self.now_ms = self.now_ms.max(now_ms);
+        }
+    }
+
     /// Time passes.
     pub fn tick(&mut self, now_ms: u64, out: &mut Vec<Effect>) {
         self.now_ms = now_ms;
@@ -85,7 +106,7 @@ impl Guard {
             Role::Looking { record, since_ms } => {
                 let waited = now_ms.saturating_sub(*since_ms) >= patience;
                 let is_ours = record.as_ref().is_some_and(|record| {
-                    record.active.name == self.me.name && (record.standby.is_none() || waited)
+                    self.may_start(record) && (record.standby.is_none() || waited)
                 });
                 if is_ours && self.asked == Asked::Nothing {
                     self.role = Role::Starting { whole: None };
@@ -96,7 +117,7 @@ impl Guard {
                 heard_ms,
                 ..
             } if now_ms.saturating_sub(*heard_ms) >= self.rules.silence_ms => {
-                self.take_over(*whole);
+                self.take_over(*whole, out);
             }
             Role::Following {
                 whole: None,
@@ -124,9 +145,52 @@ impl Guard {
         self.ask(out);
     }
 
-    fn take_over(&mut self, whole: Number) {
+    fn take_over(&mut self, whole: Number, out: &mut Vec<Effect>) {
         self.role = Role::Starting { whole: Some(whole) };
         self.again_ms = 0;
+        out.push(Effect::Sync);
+    }
+
+    /// True if the machine may be started from this host's disk: it ran here last, and nothing that clients were told is lost.
+    fn may_start(&self, record: &Record) -> bool {
+        record.active.name == self.me.name
+            && (self.has(Flaw::UnsyncedStarted)
+                || record
+                    .unsynced_in
+                    .as_ref()
+                    .is_none_or(|boot| *boot == self.boot))
+    }
+
+    /// True if nobody starts the machine until an operator says where: it ran here last, and its host has lost power since.
+    pub fn is_doubtful(&self) -> bool {
+        match &self.role {
+            Role::Looking {
+                record: Some(record),
+                ..
+            } => record.active.name == self.me.name && !self.may_start(record),
+            _ => false,
+        }
+    }
+
+    /// An operator wants the machine started from this host's disk, though another one may have more of what clients were told.
+    ///
+    /// # Errors
+    /// If it runs, or may run elsewhere.
+    pub fn start_from_disk(&mut self, out: &mut Vec<Effect>) -> Result<(), &'static str> {
+        let Role::Looking { record, .. } = &self.role else {
+            return Err("this host runs the machine, or follows the host that does");
+        };
+        let is_ours = |record: &Record| record.active.name == self.me.name;
+        if self.is_linked && !record.as_ref().is_some_and(is_ours) {
+            return Err(
+                "the other host can be reached, and the machine ran there last: start it there, or stop that host",
+            );
+        }
+        self.is_ordered = true;
+        self.role = Role::Starting { whole: None };
+        self.again_ms = 0;
+        self.ask(out);
+        Ok(())
     }
 
     /// The other host can be reached.
@@ -194,7 +258,7 @@ impl Guard {
                 } = &self.role
                     && *ours == session
                 {
-                    self.take_over(*whole);
+                    self.take_over(*whole, out);
                     self.ask(out);
                 }
             }
@@ -232,6 +296,13 @@ impl Guard {
         }
     }
 
+    /// What this host holds as the standby of that life is of no use.
+    pub fn standby_lost(&mut self, life: u64, out: &mut Vec<Effect>) {
+        if self.me.life == life && matches!(self.role, Role::Following { .. }) {
+            self.begin_again(out);
+        }
+    }
+
     fn begin_again(&mut self, out: &mut Vec<Effect>) {
         out.extend([Effect::Destroy, Effect::Renew]);
         self.role = Role::Looking {
@@ -239,10 +310,12 @@ impl Guard {
             since_ms: self.now_ms,
         };
         self.again_ms = self.now_ms + self.rules.retry_ms;
+        self.is_ordered = false;
     }
 
     /// Another life, after everything was forgotten.
     pub fn renewed(&mut self, life: u64) {
+        self.is_durable = false;
         self.me.life = life;
     }
 }

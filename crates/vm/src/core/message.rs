@@ -43,14 +43,21 @@ pub enum Effect {
     Boot,
     /// Let the machine run on from the last checkpoint that was applied.
     Resume,
+    /// Make durable what this host's disk holds, and apply nothing more to it.
+    Sync,
     /// Kill the machine, and forget its memory and what it said.
     Destroy,
     /// Send the other host everything, and checkpoints from then on.
     Protect(Session),
     /// No more checkpoints are made.
     Unprotect,
-    /// What was covered by this checkpoint may be heard.
-    Release(Number),
+    /// What was covered by this checkpoint may be heard, and until then what waits for no checkpoint.
+    Release {
+        /// The checkpoint.
+        number: Number,
+        /// When the standby may have taken over, in milliseconds of this host's clock.
+        until_ms: u64,
+    },
     /// All output waits, whatever else may pass before its checkpoint, until it is opened.
     Hold,
     /// Output waits for nobody.

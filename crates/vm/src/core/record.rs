@@ -47,4 +47,8 @@ pub struct Record {
     pub active: Who,
     /// Who may take over: it has held every checkpoint that covers what was let out.
     pub standby: Option<Who>,
+    /// The boot of the active's host in which what clients were told was not synced to its disk. After another boot that disk may lack
+    /// some of it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub unsynced_in: Option<String>,
 }

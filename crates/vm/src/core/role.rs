@@ -14,6 +14,9 @@ pub struct Rules {
     /// How long a standby may owe something before the active host runs without it: that it holds a checkpoint, or that it has taken
     /// over. Shorter than the silence.
     pub confirm_ms: u64,
+    /// How long after a checkpoint was made, if the standby confirms it, the active host may be heard. Shorter than the silence: the
+    /// standby heard of this checkpoint later than it was made, and does not take over before the silence is over.
+    pub heard_ms: u64,
     /// How long the active host may make no checkpoint, because its disk or QEMU stands still, before its standby, which holds all that
     /// was let out, takes over.
     pub stuck_ms: u64,

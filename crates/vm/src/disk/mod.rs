@@ -162,6 +162,11 @@ impl Disk {
         self.change(Journal::close);
     }
 
+    /// True if nobody writes to it any more.
+    pub fn is_closed(&self) -> bool {
+        self.journal.lock().is_closed()
+    }
+
     fn read(&self, offset: u64, into: &mut [u8]) -> io::Result<()> {
         let mut journal = self.journal.lock();
         self.file.read_exact_at(into, offset)?;

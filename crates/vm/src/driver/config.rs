@@ -248,6 +248,7 @@ impl Config {
             first: self.first,
             silence_ms: ms(self.silence),
             confirm_ms: ms(self.silence) * 3 / 5,
+            heard_ms: ms(self.silence) * 4 / 5,
             stuck_ms: ms(self.silence) * 3,
             patience_ms: ms(self.patience),
             // Two hosts that want the epoch at once do not stay in step.

@@ -31,6 +31,8 @@ const UNDER_WAY: u64 = 2;
 const PART_BYTES: usize = 1 << 20;
 const TRIES_AGAIN_AFTER: Duration = Duration::from_millis(500);
 const LOOK_EVERY: Duration = Duration::from_millis(50);
+/// Between two syncs of the standby's disk.
+const SYNCS_EVERY: Duration = Duration::from_millis(200);
 
 /// Why a machine cannot run on.
 #[derive(Debug, thiserror::Error)]
@@ -78,6 +80,8 @@ pub struct Engine {
     disk: Option<(Arc<Disk>, disk::Server)>,
     runs: bool,
     mirror: Option<(Session, Mirror)>,
+    /// This host takes over, with what was applied.
+    is_complete: bool,
     protection: Option<Protection>,
     taken: Checkpoint,
 }
@@ -93,6 +97,7 @@ pub fn run(hub: Arc<Hub>, spec: Spec, orders: &threads::Receiver<Order>) {
         disk: None,
         runs: false,
         mirror: None,
+        is_complete: false,
         protection: None,
         taken: Checkpoint::default(),
     };
@@ -162,6 +167,7 @@ impl Engine {
     fn destroy(&mut self) {
         self.protection = None;
         self.mirror = None;
+        self.is_complete = false;
         self.runs = false;
         if let Some((disk, _)) = &self.disk {
             disk.close();
@@ -176,7 +182,11 @@ impl Engine {
 
     fn carry_out(&mut self, order: Order, orders: &threads::Receiver<Order>) -> Result<()> {
         match order {
-            Order::Boot => return self.boot(),
+            Order::Boot(life) => return self.boot(life),
+            Order::Sync(life) => {
+                self.is_complete = true;
+                self.make_durable(life);
+            }
             Order::Resume => return self.resume(),
             Order::Destroy => self.destroy(),
             Order::Open => self.hub.switch.open(),
@@ -242,26 +252,46 @@ impl Engine {
         Ok(())
     }
 
-    /// The machine has begun to run here, with what is in the kernel's memory of its disk. Nobody waits until that is durable but who wants
-    /// to follow, and would give his own disk up.
-    fn make_durable(&self) {
+    /// The machine begins to run here, with what is in the kernel's memory of its disk. Nobody waits until that is durable but who wants
+    /// to follow, and would give his own disk up; and until the record says so, nobody starts the machine from it after a power failure.
+    fn make_durable(&self, life: u64) {
         let Some((disk, _)) = &self.disk else {
             return;
         };
         let (disk, hub) = (disk.clone(), self.hub.clone());
-        let life = hub.look(|guard| guard.me().life);
         let flush = move || {
-            if let Err(error) = disk.flush() {
-                // The guest's own will fail as well. A copy elsewhere is the best that can be had.
-                let trouble = format!("the machine's disk cannot be flushed: {error}");
-                tracing::error!("{trouble}");
-                *hub.trouble.lock() = Some(trouble);
-            }
-            hub.act(|guard, _| guard.durable(life));
+            match disk.flush() {
+            Ok(_) => hub.act(|guard, out| guard.durable(life, out)),
+            // The guest's own will fail as well.
+            Err(error) => hub.is_in_trouble(format!(
+                "the machine's disk cannot be synced: {error}. It gets no standby. What clients were told before it began to run here \
+                 is on the other host's disk: stop this host, and start the machine there with understudy vm start-from-disk"
+            )),
+        }
         };
+        self.beside("sync", flush);
+    }
+
+    /// Keeps the standby's disk synced, so that little is left to be when it takes over.
+    fn keep_synced(&self, disk: Arc<Disk>) {
+        let hub = self.hub.clone();
+        let life = hub.look(|guard| guard.me().life);
+        let sync = move || {
+            while !disk.is_closed() && hub.look(|guard| guard.me().life == life) {
+                if let Err(error) = disk.flush() {
+                    hub.is_in_trouble(format!("the standby's disk cannot be synced: {error}"));
+                    return hub.act(|guard, out| guard.standby_lost(life, out));
+                }
+                std::thread::sleep(SYNCS_EVERY);
+            }
+        };
+        self.beside("sync", sync);
+    }
+
+    fn beside(&self, name: &str, work: impl FnOnce() + Send + 'static) {
         let spawned = std::thread::Builder::new()
-            .name("flush".to_owned())
-            .spawn(flush);
+            .name(name.to_owned())
+            .spawn(work);
         if let Err(error) = spawned {
             tracing::error!(%error, "the machine gets no standby: a thread cannot be had");
         }
@@ -274,7 +304,7 @@ impl Engine {
         attached.map_err(system("the machine has no network"))
     }
 
-    fn boot(&mut self) -> Result<()> {
+    fn boot(&mut self, life: u64) -> Result<()> {
         self.destroy();
         let path = self.hub.config.disk.clone();
         if !path.exists() {
@@ -285,7 +315,7 @@ impl Engine {
         self.attach()?;
         self.start(opened, Start::Boot)?;
         self.runs = true;
-        self.make_durable();
+        self.make_durable(life);
         tracing::info!(accelerator = %self.spec.accelerator, "the machine boots");
         Ok(())
     }
@@ -298,6 +328,7 @@ impl Engine {
         let disk =
             Disk::create(path, bytes).map_err(system(format!("cannot make {}", path.display())))?;
         self.start(disk.clone(), Start::Incoming)?;
+        self.keep_synced(disk.clone());
         self.mirror = Some((session, Mirror::new(disk)));
         Ok(())
     }
@@ -309,7 +340,7 @@ impl Engine {
         let (Some((ours, mirror)), Some(machine)) = (&mut self.mirror, &self.machine) else {
             return Ok(());
         };
-        if ours != session || self.runs {
+        if ours != session || self.is_complete {
             return Ok(());
         }
         if let Some(number) = mirror.part(part, bytes, machine.memory())? {
@@ -336,7 +367,6 @@ impl Engine {
         }
         self.runs = true;
         self.hub.switch.take_over(flows);
-        self.make_durable();
         let mut stats = self.hub.stats.lock();
         stats.takeovers += 1;
         stats.takeover = began.elapsed();

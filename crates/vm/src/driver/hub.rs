@@ -6,7 +6,7 @@
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::mpsc as threads;
-use std::time::Instant;
+use std::time::Duration;
 
 use parking_lot::Mutex;
 use tokio::sync::mpsc;
@@ -15,6 +15,7 @@ use super::config::{Config, Tuning};
 use super::stats::Stats;
 use super::wire::{Packet, Shape};
 use super::zones::Zones;
+use crate::clock::since_boot_ms;
 use crate::core::{Effect, Guard, Message, Number, Record, Session, Who};
 use crate::network::Switch;
 use crate::standby::Part;
@@ -33,7 +34,10 @@ pub enum Job {
 /// What the thread of the machine is told.
 #[derive(Debug)]
 pub enum Order {
-    Boot,
+    /// In this life, as for [`Order::Sync`].
+    Boot(u64),
+    /// The disk of the standby in this life becomes durable, and changes no more before the machine runs.
+    Sync(u64),
     Resume,
     Destroy,
     Open,
@@ -86,7 +90,6 @@ pub struct Hub {
     /// What runs the guest's code, and why.
     pub acceleration: crate::host::Acceleration,
     guard: Mutex<Guard>,
-    started: Instant,
     jobs: mpsc::UnboundedSender<Job>,
     orders: threads::Sender<Order>,
     pub peer: Mutex<Option<Peer>>,
@@ -117,6 +120,7 @@ impl Hub {
         acceleration: crate::host::Acceleration,
         zones: Arc<Zones>,
         switch: Arc<Switch>,
+        boot: String,
     ) -> (
         Arc<Hub>,
         mpsc::UnboundedReceiver<Job>,
@@ -129,13 +133,12 @@ impl Hub {
             life: new_life(),
         };
         let hub = Arc::new(Hub {
-            guard: Mutex::new(Guard::new(me, config.rules(), 0)),
+            guard: Mutex::new(Guard::new(me, boot, config.rules(), since_boot_ms())),
             tuning: Mutex::new(config.tuning()),
             reread,
             config,
             shape,
             acceleration,
-            started: Instant::now(),
             jobs,
             orders,
             peer: Mutex::default(),
@@ -176,6 +179,7 @@ impl Hub {
     /// Tells the guard what happened, and begins what it wants done.
     pub fn act<T>(&self, act: impl FnOnce(&mut Guard, &mut Vec<Effect>) -> T) -> T {
         let mut guard = self.guard.lock();
+        guard.at(since_boot_ms());
         let before = guard.role().clone();
         let mut out = Vec::new();
         let told = act(&mut guard, &mut out);
@@ -196,8 +200,13 @@ impl Hub {
 
     /// Lets the guard see that time passes.
     pub fn tick(&self) {
-        let now_ms = u64::try_from(self.started.elapsed().as_millis()).unwrap_or(u64::MAX);
-        self.act(|guard, out| guard.tick(now_ms, out));
+        self.act(|guard, out| guard.tick(since_boot_ms(), out));
+    }
+
+    /// Something is wrong that an operator should know.
+    pub fn is_in_trouble(&self, trouble: String) {
+        tracing::error!("{trouble}");
+        *self.trouble.lock() = Some(trouble);
     }
 
     /// Tells the thread of the machine.
@@ -230,7 +239,8 @@ impl Hub {
                     let _ = peer.messages.send(message);
                 }
             }
-            Effect::Boot => self.order(Order::Boot),
+            Effect::Boot => self.order(Order::Boot(guard.me().life)),
+            Effect::Sync => self.order(Order::Sync(guard.me().life)),
             Effect::Resume => self.order(Order::Resume),
             Effect::Destroy => {
                 // The network is taken away before anything else happens.
@@ -239,9 +249,9 @@ impl Hub {
             }
             Effect::Protect(session) => self.order(Order::Protect(session)),
             Effect::Unprotect => self.order(Order::Unprotect),
-            Effect::Release(number) => {
+            Effect::Release { number, until_ms } => {
                 self.confirmed.store(number.0, Ordering::Release);
-                self.switch.release(number);
+                self.switch.release(number, Duration::from_millis(until_ms));
                 self.stats.lock().held(number);
                 self.order(Order::Wake);
             }

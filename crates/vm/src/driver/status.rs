@@ -15,6 +15,11 @@ use crate::network::Protection;
 /// How long a planned failover may take.
 const HANDS_OVER_WITHIN: Duration = Duration::from_secs(15);
 
+/// Why nobody starts the machine.
+const DOUBTFUL: &str = "the machine ran here last, and this host restarted before all that clients had been told was synced to its disk. Nobody \
+    starts the machine before you say where: understudy vm start-from-disk on the host whose disk you trust; the other host's has \
+    what clients were told before the machine began to run here";
+
 /// What a host says of itself.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct Status {
@@ -89,7 +94,10 @@ pub fn status(hub: &Hub) -> Status {
             lost_frames: counts.lost,
             accelerator: hub.acceleration.accelerator.to_string(),
             accelerator_reason: hub.acceleration.reason.clone(),
-            trouble: hub.trouble.lock().clone(),
+            trouble: match guard.is_doubtful() {
+                true => Some(DOUBTFUL.to_owned()),
+                false => hub.trouble.lock().clone(),
+            },
             stats: hub.stats.lock().told(),
         }
     })
@@ -109,6 +117,10 @@ pub async fn answer(hub: &Arc<Hub>, question: Question) -> Result<String, String
             Ok(format!("[{}]", history.join(",")))
         }
         Question::Failover => fail_over(hub).await,
+        Question::StartFromDisk => hub
+            .act(Guard::start_from_disk)
+            .map(|()| "{}".to_owned())
+            .map_err(str::to_owned),
         Question::Reload => hub
             .reload()
             .map(|waits| serde_json::json!({"waits_for_the_next_start": waits}).to_string()),

@@ -37,6 +37,8 @@ pub enum Question {
     History,
     /// What was counted, as Prometheus reads it.
     Metrics,
+    /// Start the machine from this host's disk.
+    StartFromDisk,
 }
 
 /// How hosts talk: raised when another version could not understand it, or could take it for something else.

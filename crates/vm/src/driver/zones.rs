@@ -160,6 +160,7 @@ mod tests {
                 life: 1,
             },
             standby: None,
+            unsynced_in: None,
         };
         let (a, b) = (zones("a"), zones("b"));
         let (epoch, found) = a.own().await.unwrap();

@@ -23,13 +23,14 @@ use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::time::Instant;
+use std::time::Duration;
 
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
-use parking_lot::Mutex;
+use parking_lot::{Mutex, MutexGuard};
 
 pub use output::{Flow, Frames, Output, Protection};
 
+use crate::clock::since_boot;
 use crate::core::Number;
 
 /// Longer frames do not exist.
@@ -58,7 +59,6 @@ pub struct Switch {
     tap: Mutex<Option<File>>,
     machine: Mutex<Option<UnixStream>>,
     is_over: AtomicBool,
-    started: Instant,
 }
 
 impl Switch {
@@ -77,7 +77,6 @@ impl Switch {
             tap: Mutex::default(),
             machine: Mutex::default(),
             is_over: AtomicBool::new(false),
-            started: Instant::now(),
         });
         let ours = switch.clone();
         std::thread::Builder::new()
@@ -93,6 +92,13 @@ impl Switch {
                 }
             })?;
         Ok(switch)
+    }
+
+    /// The output, at this moment.
+    fn output(&self) -> MutexGuard<'_, Output> {
+        let mut output = self.output.lock();
+        output.at(since_boot());
+        output
     }
 
     fn is_over(&self) -> bool {
@@ -120,7 +126,7 @@ impl Switch {
             }
             let mut frame = vec![0; len];
             reader.read_exact(&mut frame)?;
-            let mut output = self.output.lock();
+            let mut output = self.output();
             if let Some(frame) = output.leaves(frame) {
                 self.send(&[frame]);
             }
@@ -187,16 +193,16 @@ impl Switch {
             let Ok(len) = tap.read(&mut frame) else {
                 continue;
             };
-            let frames = self.output.lock().comes(&frame[..len]);
+            let frames = self.output().comes(&frame[..len]);
             self.give(&[&frame[..len]]);
             self.act(&frames);
         }
     }
 
     fn settle(&self) -> Frames {
-        let mut output = self.output.lock();
+        let mut output = self.output();
         match output.is_settling() {
-            true => output.tick(self.started.elapsed()),
+            true => output.tick(),
             false => Frames::default(),
         }
     }
@@ -209,7 +215,7 @@ impl Switch {
 
     /// The machine does not run here any more: nothing leaves, and what waits is forgotten.
     pub fn detach(&self) {
-        let mut output = self.output.lock();
+        let mut output = self.output();
         *output = Output::new(output.wanted(), self.port);
         self.attached.fetch_add(1, Ordering::AcqRel);
         self.tap.lock().take();
@@ -217,52 +223,52 @@ impl Switch {
 
     /// Something else waits from the next checkpoint on.
     pub fn protect(&self, protection: Protection) {
-        self.output.lock().protect(protection);
+        self.output().protect(protection);
     }
 
     /// From now on what leaves waits for checkpoints.
     pub fn hold(&self) {
-        self.output.lock().hold();
+        self.output().hold();
     }
 
     /// Nothing leaves any more until it is opened, but what waits for a checkpoint that is safe.
     pub fn hold_all(&self) {
-        self.output.lock().hold_all();
+        self.output().hold_all();
     }
 
     /// Checkpoints are counted anew.
     pub fn begin(&self) {
-        self.output.lock().begin();
+        self.output().begin();
     }
 
     /// A checkpoint is being made: the machine stands still.
     pub fn made(&self, number: Number) -> Vec<Flow> {
-        self.output.lock().made(number)
+        self.output().made(number)
     }
 
-    /// A checkpoint is safe.
-    pub fn release(&self, number: Number) {
-        let mut output = self.output.lock();
-        let frames = output.release(number);
+    /// A checkpoint is safe. Until then, counted as the machine's clock counts from its start, no other host runs the machine.
+    pub fn release(&self, number: Number, until: Duration) {
+        let mut output = self.output();
+        let frames = output.release(number, until);
         self.send(&frames);
     }
 
     /// Nothing waits any more.
     pub fn open(&self) {
-        let mut output = self.output.lock();
+        let mut output = self.output();
         let frames = output.open();
         self.send(&frames);
     }
 
     /// The machine is about to run on here, with these connections; the device is attached.
     pub fn take_over(&self, flows: Vec<Flow>) {
-        let frames = self.output.lock().take_over(flows, self.started.elapsed());
+        let frames = self.output().take_over(flows);
         self.act(&frames);
     }
 
     /// What is to be told of it.
     pub fn counts(&self) -> Counts {
-        let output = self.output.lock();
+        let output = self.output();
         Counts {
             waiting: output.waiting(),
             resets: output.resets(),

@@ -6,10 +6,17 @@
 //! Commit protection: of connections to PostgreSQL only what tells of an outcome waits ([`Conversation`]). Frames that passed early have
 //! moved the client's side of TCP beyond the checkpoint; such a connection cannot go on ([`survivor`]). A connection's beginning waits, so
 //! that the standby knows every connection that a client thinks established.
+//!
+//! Invariant: nothing is sent once the standby may have taken over, however long this host stood still before it sends.
 
+#[cfg(test)]
+mod streams_test;
 mod survivor;
+#[cfg(test)]
+mod tests;
 
 use std::collections::{BTreeMap, VecDeque};
+use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
 
@@ -80,6 +87,9 @@ pub struct Output {
     lost: u64,
     /// The other host may run the machine: nothing passes until the gate is opened.
     holds_all: bool,
+    now: Duration,
+    /// From then on the other host may run the machine, if one may: nothing is sent, not even what a checkpoint covers.
+    until: Option<Duration>,
     made: Number,
     released: Number,
     flows: BTreeMap<(End, End), Flow>,
@@ -112,6 +122,8 @@ impl Output {
             waiting_bytes: 0,
             lost: 0,
             holds_all: false,
+            now: Duration::ZERO,
+            until: None,
             made: Number::default(),
             released: Number::default(),
             flows: BTreeMap::new(),
@@ -121,6 +133,17 @@ impl Output {
             probed: BTreeMap::new(),
             resets: 0,
         }
+    }
+
+    /// It is this late, by the clock that [`release`](Output::release) counts by. A host that stood still does not know how long: it is told
+    /// before anything leaves.
+    pub fn at(&mut self, now: Duration) {
+        self.now = now;
+    }
+
+    /// True if no other host can run the machine yet.
+    fn is_alone(&self) -> bool {
+        self.until.is_none_or(|until| self.now < until)
     }
 
     /// What waits, from the next checkpoint on.
@@ -139,6 +162,7 @@ impl Output {
 
     /// The machine sends a frame; what may leave at once.
     pub fn leaves(&mut self, frame: Vec<u8>) -> Option<Vec<u8>> {
+        let frame = self.wait_for_client(frame)?;
         // Followed in any case: what waits can change, and a survivor resets what cannot go on.
         let passes = self.passes(&frame);
         if self.protection == Protection::Nothing || (passes && !self.holds_all) {
@@ -166,11 +190,11 @@ impl Output {
         let Some(segment) = Segment::parse(frame) else {
             const ARP: [u8; 2] = [8, 6];
             let is_arp = frame.get(12..14) == Some(&ARP);
-            return is_arp && self.protection != Protection::Everything;
+            return is_arp && self.protection != Protection::Everything && self.is_alone();
         };
         let key = (segment.from, segment.to);
         let may_pass = self.follow(key, &segment);
-        let passes = may_pass && !self.waits(segment.from.port);
+        let passes = may_pass && !self.waits(segment.from.port) && self.is_alone();
         if segment.has(RST) {
             self.forget(&key);
             return false;
@@ -312,14 +336,20 @@ impl Output {
         }
         let open = self.flows.values().filter(|flow| !flow.has_ended);
         open.map(|flow| Flow {
-            waits: self.waits(flow.machine.port),
+            // The client of one that is asked may be beyond any checkpoint.
+            waits: self.waits(flow.machine.port) && !self.is_asked(flow),
             ..flow.clone()
         })
         .collect()
     }
 
-    /// A checkpoint is safe.
-    pub fn release(&mut self, number: Number) -> Vec<Vec<u8>> {
+    /// A checkpoint is safe, and the standby that holds it does not take over before `until`.
+    pub fn release(&mut self, number: Number, until: Duration) -> Vec<Vec<u8>> {
+        self.until = Some(until);
+        if !self.is_alone() {
+            // The next one releases these frames as well, or the standby says them.
+            return Vec::new();
+        }
         self.released = self.released.max(number);
         let released = self.released;
         self.waits_for.retain(|_, by| *by > released);
@@ -337,6 +367,7 @@ impl Output {
     pub fn open(&mut self) -> Vec<Vec<u8>> {
         self.protection = self.wanted;
         self.holds_all = false;
+        self.until = None;
         self.waits_for.clear();
         let frames = self.gate.open();
         self.freed(frames)
@@ -344,6 +375,7 @@ impl Output {
 
     /// Checkpoints are counted from 1 again, for another standby.
     pub fn begin(&mut self) {
+        self.until = None;
         self.made = Number::default();
         self.released = Number::default();
         self.gate.made(Number::default());
@@ -358,208 +390,5 @@ impl Output {
     /// How many were lost because too many waited.
     pub fn lost(&self) -> u64 {
         self.lost
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::super::segment::{ACK, end};
-    use super::*;
-
-    pub(super) const PORT: u16 = 5432;
-
-    pub(super) fn says(seq: u32, flags: u8, payload: &[u8]) -> Vec<u8> {
-        let (from, to) = (end(1, PORT), end(2, 40_000));
-        Segment {
-            from,
-            to,
-            seq,
-            ack: 500,
-            flags,
-            payload,
-        }
-        .build()
-    }
-
-    pub(super) const BEGIN: &[u8] = b"C\0\0\0\x0aBEGIN\0Z\0\0\0\x05T";
-    const COMMIT: &[u8] = b"C\0\0\0\x0bCOMMIT\0Z\0\0\0\x05I";
-    pub(super) const READY: &[u8] = b"R\0\0\0\x08\0\0\0\0Z\0\0\0\x05I";
-
-    /// A connection with a transaction, all of it released.
-    pub(super) fn connected() -> (Output, u32) {
-        let mut output = Output::new(Protection::Commits, PORT);
-        output.hold();
-        assert_eq!(output.leaves(says(99, SYN | ACK, b"")), None);
-        assert_eq!(output.leaves(says(100, ACK, READY)), None);
-        output.made(Number(1));
-        assert_eq!(output.release(Number(1)).len(), 2);
-        (output, 100 + READY.len() as u32)
-    }
-
-    #[test]
-    fn everything_waits_for_its_checkpoint() {
-        let mut output = Output::new(Protection::Everything, PORT);
-        output.hold();
-        let frame = says(100, ACK, b"");
-        assert_eq!(output.leaves(frame.clone()), None);
-        output.made(Number(1));
-        assert_eq!(output.leaves(says(100, ACK, BEGIN)), None);
-        assert_eq!(output.release(Number(1)), [frame]);
-        assert_eq!(output.open().len(), 1);
-        assert!(output.leaves(says(100, ACK, b"")).is_some());
-    }
-
-    #[test]
-    fn without_protection_nothing_waits_and_connections_are_known() {
-        let mut output = Output::new(Protection::Nothing, PORT);
-        output.hold();
-        assert!(output.leaves(says(99, SYN | ACK, b"")).is_some());
-        assert!(output.leaves(says(100, ACK, READY)).is_some());
-        assert_eq!(output.made(Number(1)).len(), 1);
-    }
-
-    #[test]
-    fn with_commit_protection_outcomes_wait_and_the_rest_stays_in_order() {
-        let (mut output, mut seq) = connected();
-        assert!(output.leaves(says(seq, ACK, BEGIN)).is_some());
-        // Once more: it may be what waits.
-        assert!(output.leaves(says(seq, ACK, BEGIN)).is_none());
-        output.made(Number(2));
-        output.release(Number(2));
-        seq += BEGIN.len() as u32;
-        assert!(output.leaves(says(seq, ACK, COMMIT)).is_none());
-        seq += COMMIT.len() as u32;
-        assert!(
-            output.leaves(says(seq, ACK, BEGIN)).is_none(),
-            "behind what waits"
-        );
-        output.made(Number(3));
-        assert_eq!(output.release(Number(2)).len(), 0);
-        assert_eq!(output.release(Number(3)).len(), 2);
-        seq += BEGIN.len() as u32;
-        assert!(output.leaves(says(seq, ACK, b"")).is_some());
-    }
-
-    #[test]
-    fn connections_that_have_ended_are_forgotten() {
-        let mut output = Output::new(Protection::Commits, PORT);
-        let segment = |port, flags| Segment {
-            from: end(1, PORT),
-            to: end(2, port),
-            seq: 7,
-            ack: 500,
-            flags,
-            payload: &[],
-        };
-        for port in 1..=1000 {
-            output.leaves(segment(port, SYN | ACK).build());
-            assert_eq!(output.made(Number(u64::from(port))).len(), 1);
-            output.leaves(segment(port, FIN | ACK).build());
-        }
-        assert_eq!(output.flows.len(), ENDED_KEPT);
-        // One whose client goes without a word, and one with a number that was used before.
-        output.leaves(segment(1000, SYN | ACK).build());
-        output.leaves(segment(2000, SYN | ACK).build());
-        assert_eq!(output.made(Number(2000)).len(), 2);
-        let reset = Segment {
-            from: end(2, 2000),
-            to: end(1, PORT),
-            ..segment(0, RST)
-        };
-        output.comes(&reset.build());
-        assert_eq!(output.made(Number(2001)).len(), 1);
-    }
-
-    /// A flood of requests for connections that nobody completed made the list of connections longer than a packet may be, and no standby
-    /// could be had any more.
-    #[test]
-    fn of_too_many_connections_those_that_nobody_completed_go_first() {
-        let mut output = Output::new(Protection::Commits, PORT);
-        let segment = |client, port, flags| Segment {
-            from: end(1, PORT),
-            to: end(client, port),
-            seq: 7,
-            ack: 500,
-            flags,
-            payload: &[],
-        };
-        for port in 1..=100 {
-            output.leaves(segment(2, port, SYN | ACK).build());
-            output.leaves(segment(2, port, ACK).build());
-        }
-        for port in 1..=30_000 {
-            output.leaves(segment(3, port, SYN | ACK).build());
-        }
-        let flows = output.made(Number(1));
-        assert!(flows.len() <= FLOWS_KEPT);
-        let known = flows
-            .iter()
-            .filter(|flow| flow.client == end(2, flow.client.port));
-        assert_eq!(known.count(), 100);
-    }
-
-    #[test]
-    fn frames_that_are_too_many_are_lost_like_in_any_queue() {
-        let mut output = Output::new(Protection::Everything, PORT);
-        output.hold();
-        let frame = vec![0; 1 << 20];
-        for _ in 0..100 {
-            assert_eq!(output.leaves(frame.clone()), None);
-        }
-        assert_eq!((output.waiting(), output.lost()), (64, 36));
-        output.made(Number(1));
-        assert_eq!(output.release(Number(1)).len(), 64);
-        assert_eq!(output.leaves(frame), None);
-        assert_eq!((output.waiting(), output.lost()), (1, 36));
-    }
-
-    /// A host that had lost its standby and the zones went on answering: to who asked for the machine's address, and within transactions.
-    /// Its successor had the same address.
-    #[test]
-    fn a_host_that_may_have_a_successor_says_nothing() {
-        let (mut output, seq) = connected();
-        let arp = [&[0; 12][..], &[8, 6], &[0; 28]].concat();
-        assert!(output.leaves(arp.clone()).is_some());
-        output.hold_all();
-        assert!(output.leaves(arp.clone()).is_none());
-        assert!(output.leaves(says(seq, ACK, BEGIN)).is_none());
-        assert_eq!(output.open().len(), 2);
-        assert!(output.leaves(arp).is_some());
-    }
-
-    #[test]
-    fn what_waits_changes_with_a_checkpoint() {
-        let (mut output, mut seq) = connected();
-        output.protect(Protection::Everything);
-        // Until then nothing has changed.
-        assert!(output.leaves(says(seq, ACK, BEGIN)).is_some());
-        seq += BEGIN.len() as u32;
-        assert!(output.made(Number(2)).iter().all(|flow| flow.waits));
-        assert!(output.leaves(says(seq, ACK, b"")).is_none());
-        output.protect(Protection::Commits);
-        assert!(output.made(Number(3)).iter().all(|flow| !flow.waits));
-        // The connection was followed meanwhile, and what waits goes first.
-        assert!(output.leaves(says(seq, ACK, BEGIN)).is_none());
-        assert_eq!(output.release(Number(3)).len(), 1);
-        output.made(Number(4));
-        assert_eq!(output.release(Number(4)).len(), 1);
-        seq += BEGIN.len() as u32;
-        assert!(output.leaves(says(seq, ACK, BEGIN)).is_some());
-        output.protect(Protection::Nothing);
-        seq += BEGIN.len() as u32;
-        output.made(Number(5));
-        assert!(output.leaves(says(seq, ACK, COMMIT)).is_some());
-        output.protect(Protection::Everything);
-        output.made(Number(6));
-        assert!(output.leaves(says(seq, ACK, BEGIN)).is_none());
-    }
-
-    #[test]
-    fn what_waits_changes_at_once_if_no_checkpoints_are_made() {
-        let mut output = Output::new(Protection::Everything, PORT);
-        output.open();
-        output.protect(Protection::Nothing);
-        output.hold();
-        assert!(output.leaves(says(1, ACK, b"")).is_some());
     }
 }

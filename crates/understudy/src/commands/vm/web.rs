@@ -185,6 +185,7 @@ fn card(status: &Option<Status>) -> String {
 
 #[cfg(test)]
 mod tests {
+    use super::super::tests::file_of_host;
     use super::*;
 
     fn status(role: &str, protection: Option<&str>) -> Status {
@@ -229,13 +230,7 @@ mod tests {
     async fn checks_go_on_when_the_file_is_no_configuration_any_more() -> anyhow::Result<()> {
         let host = TcpListener::bind("127.0.0.1:0").await?;
         let address = host.local_addr()?;
-        let file = tempfile::NamedTempFile::new()?;
-        let text = format!(
-            "name = \"north\"\nvolume = \"vm\"\nzones = [\"127.0.0.1:1\"]\n[vm]\nimage = \"/i\"\ndisk = \"/d\"\n\
-             run = \"/r\"\nmac = \"52:54:00:77:00:02\"\naddress = \"10.0.0.9/24\"\ntap = \"vm0\"\n\
-             peer_listen = \"{address}\"\npeer = \"127.0.0.1:2\"\n"
-        );
-        std::fs::write(file.path(), text)?;
+        let file = file_of_host(&address.to_string())?;
         let hosts = Arc::new(Hosts::load(file.path())?);
         std::fs::write(file.path(), "[vm")?;
         let asked = answer(State(hosts), Uri::from_static("/primary"));

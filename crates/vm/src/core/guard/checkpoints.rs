@@ -19,13 +19,14 @@ impl Guard {
             self.lose(out);
         }
         // Who follows forgets its own disk, which may be the only one that has what was flushed.
-        if self.role != Role::Running(Follower::None) || !self.is_durable {
+        if self.role != Role::Running(Follower::None) || !self.is_durable || !self.is_recorded {
             return;
         }
         self.followings += 1;
         let count = self.followings;
         let session = Session { standby, count };
         self.made = Number::default();
+        self.made_ms.clear();
         self.confirmed = Number::default();
         out.push(Effect::Send(Message::Begin(session.clone())));
         out.push(Effect::Protect(session.clone()));
@@ -81,7 +82,13 @@ impl Guard {
 
     fn confirm(&mut self, number: Number, out: &mut Vec<Effect>) {
         self.confirmed = number;
-        out.push(Effect::Release(number));
+        let known = self.made_ms.partition_point(|(made, _)| *made <= number);
+        let made_ms = self.made_ms.drain(..known).next_back();
+        // One that is confirmed again says nothing new.
+        if let Some((_, made_ms)) = made_ms {
+            let until_ms = made_ms + self.rules.heard_ms;
+            out.push(Effect::Release { number, until_ms });
+        }
     }
 
     /// A checkpoint was made, and is on its way. `is_last`: the machine stands still since.
@@ -90,6 +97,7 @@ impl Guard {
         let any = self.has(Flaw::AnyIsLast);
         if let Role::Running(follower) = &mut self.role {
             self.made = number;
+            self.made_ms.push_back((number, now_ms));
             if let Follower::Current {
                 owes_ms,
                 made_ms,
@@ -105,7 +113,8 @@ impl Guard {
             }
         }
         if self.has(Flaw::ReleasedEarly) {
-            out.push(Effect::Release(number));
+            let until_ms = u64::MAX;
+            out.push(Effect::Release { number, until_ms });
         }
     }
 
@@ -139,8 +148,9 @@ impl Guard {
     }
 
     /// All that this host's disk held when the machine of this life began to run here survives a power failure.
-    pub fn durable(&mut self, life: u64) {
+    pub fn durable(&mut self, life: u64, out: &mut Vec<Effect>) {
         self.is_durable |= self.me.life == life;
+        self.ask(out);
     }
 
     /// An operator wants the standby to take over.

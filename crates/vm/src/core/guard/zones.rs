@@ -24,6 +24,7 @@ impl Guard {
             Role::Starting { .. } | Role::Running(Follower::Naming(_) | Follower::Lost { .. }) => {
                 Asked::Own
             }
+            Role::Running(Follower::None) if self.is_durable && !self.is_recorded => Asked::Own,
             _ => return,
         };
         self.asked = question;
@@ -67,12 +68,15 @@ impl Guard {
                     || record.standby.as_ref() == Some(&self.me)
                     || self.has(Flaw::UnnamedTakeover)
             }
-            Role::Starting { whole: None } => record.active.name == self.me.name,
+            Role::Starting { whole: None } => self.is_ordered || self.may_start(record),
             _ => record.active == self.me,
         };
         let is_allowed = match &found {
             Some(record) => may(record),
-            None => self.rules.first && self.role == (Role::Starting { whole: None }),
+            None => {
+                let may_be_first = self.rules.first || self.is_ordered;
+                may_be_first && self.role == (Role::Starting { whole: None })
+            }
         };
         if !is_allowed {
             return match &self.role {
@@ -81,25 +85,33 @@ impl Guard {
             };
         }
         let standby = match &self.role {
-            Role::Starting { .. } | Role::Running(Follower::Lost { .. }) => None,
+            Role::Starting { .. } | Role::Running(Follower::None | Follower::Lost { .. }) => None,
             Role::Running(Follower::Naming(session)) => Some(session.standby.clone()),
             _ => return,
         };
+        let unsynced_in = match &self.role {
+            Role::Starting { whole: None } => found
+                .and_then(|record| record.unsynced_in)
+                .filter(|_| !self.is_ordered),
+            Role::Starting { whole: Some(_) } if !self.is_durable => Some(self.boot.clone()),
+            _ => None,
+        };
         self.asked = Asked::Write;
-        let active = self.me.clone();
         out.push(Effect::Write(Record {
             epoch,
-            active,
+            active: self.me.clone(),
             standby,
+            unsynced_in: unsynced_in.filter(|_| !self.has(Flaw::SyncUnrecorded)),
         }));
     }
 
     /// The record that was to be written last is durable.
     pub fn written(&mut self, record: &Record, out: &mut Vec<Effect>) {
         self.asked = Asked::Nothing;
+        self.is_recorded = record.unsynced_in.is_none();
         match &self.role {
             Role::Starting { whole } => {
-                self.is_durable = false;
+                self.is_ordered = false;
                 out.push(if whole.is_some() {
                     Effect::Resume
                 } else {

@@ -11,8 +11,13 @@ impl World {
             return;
         }
         let at = self.rng.random_range(0..2);
-        match self.rng.random_range(0..13) {
-            0 | 1 => self.kill(at),
+        match self.rng.random_range(0..18) {
+            0 => self.kill(at),
+            1 => {
+                self.coverage.one("power failures");
+                self.kill(at);
+                self.sites[at].lose_power(&mut self.rng);
+            }
             2..=6 => self.mend(at),
             7 | 8 => self.cut_link(),
             9 => {
@@ -24,7 +29,14 @@ impl World {
                 let length = self.rng.random_range(0..1000);
                 self.sites[at].stuck_until_ms = self.now_ms + length;
             }
-            11 => {
+            11..=14 => {
+                self.coverage.one("hosts stopped");
+                // Often for less than its absence is noticed.
+                let most = if self.rng.random_bool(0.7) { 90 } else { 500 };
+                let length = self.rng.random_range(0..most);
+                self.sites[at].frozen_until_ms = self.now_ms + length;
+            }
+            15 => {
                 let done = self.with(at, |guard, out| guard.hand_over(out));
                 if done == Some(Ok(())) {
                     self.coverage.one("handovers");
@@ -97,6 +109,7 @@ impl World {
         self.trace(|| "faults end".to_owned());
         for site in &mut self.sites {
             site.stuck_until_ms = 0;
+            site.frozen_until_ms = 0;
         }
         (0..2).for_each(|at| self.mend(at));
         self.join();

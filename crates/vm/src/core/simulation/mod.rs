@@ -1,9 +1,11 @@
 //! Two hosts, their machine, and the zones, from seeds.
 //!
 //! One seed gives one history: a machine that commits, checkpoints whose parts are late or lost, hosts that are killed at any step (also in the
-//! middle of applying a checkpoint), a connection that breaks, zones that answer late or not at all, clocks that stand still.
+//! middle of applying a checkpoint), stopped for a while, or lose power and what was not synced; a connection that breaks, zones that answer late
+//! or not at all.
 //! Judged is: what a client was told is in every machine that runs later; a machine runs on from exactly what the other one had at
-//! that checkpoint; in the end one runs and the other one is its current standby.
+//! that checkpoint; nobody hears a host that was replaced; in the end one runs and the other one is its current standby, or an operator is
+//! asked which disk counts.
 
 mod faults;
 mod guest;
@@ -106,6 +108,9 @@ impl World {
                 return;
             }
             if self.is_settled() {
+                if self.waits_for_operator() {
+                    self.coverage.one("nobody starts it");
+                }
                 self.coverage.some("acknowledged", self.told.len() as u64);
                 return;
             }
@@ -127,7 +132,13 @@ impl World {
                 Role::Following { whole: Some(_), .. }
             )
         };
-        (0..2).any(|at| is_current(at) && follows(1 - at))
+        (0..2).any(|at| is_current(at) && follows(1 - at)) || self.waits_for_operator()
+    }
+
+    /// True if nobody starts the machine: the disk that has the most may have lost something, and its host says so.
+    fn waits_for_operator(&self) -> bool {
+        let looks = |site: &Site| matches!(site.guard().role(), Role::Looking { .. });
+        self.sites.iter().all(looks) && self.sites.iter().any(|it| it.guard().is_doubtful())
     }
 
     fn start(&mut self, at: usize) {
@@ -137,6 +148,7 @@ impl World {
             first: at == 0,
             silence_ms: 200,
             confirm_ms: 120,
+            heard_ms: 160,
             stuck_ms: 400,
             patience_ms: 600,
             retry_ms: 20 + 10 * at as u64,
@@ -147,20 +159,24 @@ impl World {
             life,
         };
         self.trace(|| format!("{me} starts"));
-        self.sites[at].start(Guard::new(me, rules, self.now_ms));
+        let boot = self.sites[at].boot();
+        self.sites[at].start(Guard::new(me, boot, rules, self.now_ms));
     }
 
     fn step(&mut self) {
         self.now_ms += self.rng.random_range(0..3);
         let at = self.rng.random_range(0..2);
-        match self.rng.random_range(0..22) {
+        let what = self.rng.random_range(0..22);
+        if self.now_ms < self.sites[at].frozen_until_ms && what <= 20 {
+            return;
+        }
+        match what {
             0..=5 => self.guest_acts(at),
             6..=8 => self.make_checkpoint(at),
             9..=13 => self.deliver(at),
-            14..=16 => {
-                self.apply(at);
-                self.flush(at);
-            }
+            14 | 15 => self.apply(at),
+            // A sync takes long.
+            16 if self.rng.random_bool(0.2) => self.flush(at),
             17 | 18 => self.answer(at),
             19 | 20 => self.tick(at),
             _ if !self.faults_end => self.fault(),

@@ -3,6 +3,7 @@
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
 use rand::Rng;
+use rand::rngs::SmallRng;
 
 use super::super::{Effect, Flaw, Follower, Gate, Guard, Message, Number, Role, Session};
 use super::World;
@@ -55,7 +56,19 @@ pub struct Site {
     runs: bool,
     /// When it began to run.
     pub runs_since: u64,
+    /// What is read from the disk, and what of it survives a power failure.
     disk: BTreeMap<u64, Contents>,
+    synced: BTreeMap<u64, Contents>,
+    /// Counts power failures.
+    boot: u64,
+    /// The disk is being synced, and the guard waits for it; until the machine runs, nothing changes it.
+    syncs: bool,
+    is_complete: bool,
+    /// It may be heard until then at most.
+    until_ms: Option<u64>,
+    holds_all: bool,
+    /// All of its processes stand still until then.
+    pub frozen_until_ms: u64,
     gate: Gate<u64>,
     dirty: BTreeSet<u64>,
     protection: Option<Protection>,
@@ -63,7 +76,6 @@ pub struct Site {
     stands_still: bool,
     /// Its disk, or QEMU, does nothing until then.
     pub stuck_until_ms: u64,
-    is_flushed: bool,
     arriving: BTreeMap<Number, Arriving>,
     follows: Option<Session>,
     pub inbox: VecDeque<Packet>,
@@ -79,13 +91,19 @@ impl Site {
             runs: false,
             runs_since: 0,
             disk: BTreeMap::new(),
+            synced: BTreeMap::new(),
+            boot: 0,
+            syncs: false,
+            is_complete: false,
+            until_ms: None,
+            holds_all: false,
+            frozen_until_ms: 0,
             gate: Gate::default(),
             dirty: BTreeSet::new(),
             protection: None,
             making: None,
             stands_still: false,
             stuck_until_ms: 0,
-            is_flushed: false,
             arriving: BTreeMap::new(),
             follows: None,
             inbox: VecDeque::new(),
@@ -96,11 +114,30 @@ impl Site {
 
     /// What it had in memory is gone; its disk is what it was.
     pub fn kill(&mut self) {
-        let disk = std::mem::take(&mut self.disk);
         *self = Site {
-            disk,
+            disk: std::mem::take(&mut self.disk),
+            synced: std::mem::take(&mut self.synced),
+            boot: self.boot,
             ..Site::new()
         };
+    }
+
+    /// Its host loses power: of each block that was written and not synced, either content may be on the disk.
+    pub fn lose_power(&mut self, rng: &mut SmallRng) {
+        self.kill();
+        self.boot += 1;
+        let written = std::mem::take(&mut self.disk);
+        for (block, contents) in written {
+            if rng.random_bool(0.5) {
+                self.synced.insert(block, contents);
+            }
+        }
+        self.disk = self.synced.clone();
+    }
+
+    /// Names this boot of the host.
+    pub fn boot(&self) -> String {
+        self.boot.to_string()
     }
 
     pub fn start(&mut self, guard: Guard) {
@@ -141,6 +178,7 @@ impl World {
         let mut out = Vec::new();
         let guard = self.sites[at].guard.as_mut()?;
         let (before, me) = (guard.role().clone(), guard.me().clone());
+        guard.at(self.now_ms);
         let result = event(guard, &mut out);
         let after = guard.role().clone();
         self.judge_decision(at, &me, (&before, &after), &out);
@@ -154,7 +192,10 @@ impl World {
     }
 
     fn act(&mut self, at: usize, effect: Effect) {
-        if !matches!(effect, Effect::Send(Message::Alive(_)) | Effect::Release(_)) {
+        if !matches!(
+            effect,
+            Effect::Send(Message::Alive(_)) | Effect::Release { .. }
+        ) {
             self.trace(|| format!("{at}: {effect:?}"));
         }
         let site = &mut self.sites[at];
@@ -165,9 +206,11 @@ impl World {
             Effect::Send(message) => self.send(at, Packet::Message(message)),
             Effect::Boot => {
                 site.guest = Some(Guest::boot(site.disk.clone()));
+                site.syncs = true;
                 self.coverage.one("boots");
                 self.begin_to_run(at);
             }
+            Effect::Sync => self.sync(at),
             Effect::Resume => self.resume(at),
             Effect::Destroy => {
                 site.guest = None;
@@ -178,6 +221,7 @@ impl World {
                 site.arriving.clear();
                 site.follows = None;
                 site.stands_still = false;
+                (site.syncs, site.is_complete) = (false, false);
             }
             Effect::Protect(session) => {
                 site.protection = Some(Protection {
@@ -186,20 +230,30 @@ impl World {
                     confirmed: 0,
                 });
                 site.gate.made(Number(0));
+                site.until_ms = None;
             }
             Effect::Unprotect => {
                 site.protection = None;
                 site.making = None;
             }
-            Effect::Hold => site.gate.hold(),
-            Effect::Release(number) => {
+            Effect::Hold => {
+                site.gate.hold();
+                site.holds_all = true;
+            }
+            Effect::Release { number, until_ms } => {
                 if let Some(protection) = &mut site.protection {
                     protection.confirmed = number.0;
                 }
+                site.until_ms = Some(until_ms);
+                if !self.may_be_heard(at) {
+                    return;
+                }
+                let site = &mut self.sites[at];
                 let outputs = site.gate.release(number);
                 self.tell(at, outputs);
             }
             Effect::Open => {
+                (site.until_ms, site.holds_all) = (None, false);
                 let outputs = site.gate.open();
                 self.tell(at, outputs);
             }
@@ -214,6 +268,10 @@ impl World {
             }
             Effect::Prepare(session) => {
                 site.arriving.clear();
+                // What its disk held is gone.
+                site.disk.clear();
+                site.synced.clear();
+                site.is_complete = false;
                 site.guest = Some(Guest::boot(BTreeMap::new()));
                 site.follows = Some(session);
                 self.coverage.one("followings");
@@ -230,20 +288,44 @@ impl World {
             .unwrap_or(0);
         let site = &mut self.sites[at];
         site.runs = true;
-        site.is_flushed = false;
         site.runs_since = since;
         site.gate.discard();
+        (site.until_ms, site.holds_all) = (None, false);
         self.judge_start(at);
     }
 
-    fn resume(&mut self, at: usize) {
-        self.coverage.one("takeovers");
+    /// A takeover begins: what is here counts.
+    fn sync(&mut self, at: usize) {
         if self.sites[at].is_applying() {
             self.coverage.one("takeovers in the middle of applying");
             if self.flaw != Some(Flaw::HalfApplied) {
                 self.apply(at);
             }
         }
+        let site = &mut self.sites[at];
+        (site.syncs, site.is_complete) = (true, true);
+    }
+
+    /// True if its network lets through now what waits for no checkpoint.
+    fn may_be_heard(&self, at: usize) -> bool {
+        let until_ms = self.sites[at].until_ms;
+        self.flaw == Some(Flaw::DeadlineIgnored) || until_ms.is_none_or(|it| self.now_ms < it)
+    }
+
+    /// Something of an open transaction, which waits for nothing.
+    fn chat(&mut self, at: usize) {
+        let site = &self.sites[at];
+        if site.holds_all || !self.may_be_heard(at) {
+            return;
+        }
+        self.coverage.one("heard without a checkpoint");
+        if self.sites[1 - at].runs_since > site.runs_since {
+            self.break_promise("the host that was replaced is heard".to_owned());
+        }
+    }
+
+    fn resume(&mut self, at: usize) {
+        self.coverage.one("takeovers");
         let site = &mut self.sites[at];
         site.arriving.clear();
         let session = site.follows.take();
@@ -275,6 +357,7 @@ impl World {
         match guest.step(&mut self.next_commit) {
             Did::Page(page) => {
                 site.dirty.insert(page);
+                self.chat(at);
             }
             Did::Block(block) => {
                 let contents = guest.blocks.get(&block).cloned().unwrap_or_default();
@@ -286,6 +369,8 @@ impl World {
                 }
             }
             Did::Said(id) => {
+                // The database has flushed its log.
+                site.synced = site.disk.clone();
                 if let Some(output) = site.gate.put(id) {
                     self.tell(at, vec![output]);
                 }
@@ -368,12 +453,15 @@ impl World {
         self.send(at, end);
     }
 
-    /// What the machine's disk held when it began to run here is durable by now.
+    /// What the disk holds is durable by now.
     pub fn flush(&mut self, at: usize) {
         let site = &mut self.sites[at];
-        if site.runs && !site.is_flushed {
-            site.is_flushed = true;
-            self.with(at, |guard, _| guard.durable(guard.me().life));
+        if !site.is_alive() {
+            return;
+        }
+        site.synced = site.disk.clone();
+        if std::mem::take(&mut site.syncs) {
+            self.with(at, |guard, out| guard.durable(guard.me().life, out));
         }
     }
 
@@ -426,6 +514,9 @@ impl World {
     /// A whole checkpoint is applied, in two steps.
     pub fn apply(&mut self, at: usize) {
         let site = &mut self.sites[at];
+        if site.is_complete {
+            return;
+        }
         let (Some(session), Some(guest)) = (site.follows.clone(), &mut site.guest) else {
             return;
         };
