@@ -3,6 +3,7 @@
 //! Each test has a network namespace of its own, two hosts whose lines to each other and to the zones can be cut, and clients that commit
 //! all the time. In the end everything that was acknowledged is there, and tables and indexes are sound.
 
+use std::process::Command;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, ensure};
@@ -178,4 +179,40 @@ fn a_standby_that_is_lost_while_it_applies_is_not_used() -> Result<()> {
         }
         Ok(())
     })
+}
+
+/// The host that ran the machine last is gone for good. The other one's disk is older, so nobody starts the machine from it unasked.
+#[test]
+#[ignore = "system test: make test-vm"]
+fn an_operator_says_which_disk_counts() -> Result<()> {
+    let scratch = Scratch::new("machine-disk")?;
+    enter_network()?;
+    let mut runtime = tokio::runtime::Builder::new_multi_thread();
+    runtime.enable_all().build()?.block_on(async {
+        let mut site = Site::set(&scratch).await?;
+        site.pair.kill(SOUTH)?;
+        site.pair.wait_alone(NORTH).await?;
+        site.clients_go_on().await?;
+        site.pair.kill(NORTH)?;
+        site.pair.restart(SOUTH)?;
+        tokio::time::sleep(LONG).await;
+        ensure!(site.status(SOUTH).await?.role == "looking");
+        let config = scratch.path().join("south-host.toml");
+        let mut order = Command::new(program());
+        order
+            .args(["vm", "start-from-disk", "--config"])
+            .arg(&config);
+        let said = order.output()?;
+        let text = String::from_utf8_lossy(&said.stderr);
+        ensure!(said.status.success(), "{text}");
+        site.pair.wait_active(SOUTH).await?;
+        site.clients_go_on().await?;
+        let again = order.output()?;
+        ensure!(!again.status.success(), "it runs already");
+        drop(site.clients.stop().await?);
+        let found = amcheck(&site.password).await?;
+        ensure!(found == "OK", "{found}");
+        Ok(())
+    })?;
+    scratch.succeed()
 }
