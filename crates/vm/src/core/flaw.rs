@@ -21,7 +21,7 @@ pub enum Flaw {
     DiskUnbuffered,
     /// A page that was written is left out of a checkpoint.
     PageDropped,
-    /// What is let out waits for the standby only once the record names it.
+    /// Output waits for the standby only once the record names it.
     HeldLate,
     /// A confirmation that belongs to an earlier following counts.
     SessionsIgnored,
@@ -29,7 +29,7 @@ pub enum Flaw {
     AnyIsLast,
     /// A host whose record is on the zones does not know it for its own if it did not hear that it was written.
     OwnRecordUnknown,
-    /// What waits for no checkpoint is heard however long the host stood still.
+    /// Output that waits for no checkpoint is heard however long the host stood still.
     DeadlineIgnored,
     /// A host takes for the time what it was when it looked last.
     StaleClock,

@@ -31,7 +31,7 @@ pub struct Guard {
     /// When each was made that the standby has not confirmed.
     made_ms: VecDeque<(Number, u64)>,
     confirmed: Number,
-    /// What this host's disk held when the machine began to run here survives a power failure.
+    /// All that this host's disk held when the machine began to run here survives a power failure.
     is_durable: bool,
     /// The record says so.
     is_recorded: bool,
@@ -67,12 +67,12 @@ impl Guard {
         }
     }
 
-    /// What it is.
+    /// Its role.
     pub fn role(&self) -> &Role {
         &self.role
     }
 
-    /// Who it is.
+    /// Its name and life.
     pub fn me(&self) -> &Who {
         &self.me
     }
@@ -278,7 +278,7 @@ impl Guard {
         }
     }
 
-    /// What to tell the other host now and then.
+    /// Message for the other host now and then.
     pub fn sign_of_life(&self) -> Message {
         Message::Alive(match &self.role {
             Role::Running(follower) => follower.session().cloned(),
@@ -296,7 +296,7 @@ impl Guard {
         }
     }
 
-    /// What this host holds as the standby of that life is of no use.
+    /// The copy that this host holds as the standby of that life is of no use.
     pub fn standby_lost(&mut self, life: u64, out: &mut Vec<Effect>) {
         if self.me.life == life && matches!(self.role, Role::Following { .. }) {
             self.begin_again(out);

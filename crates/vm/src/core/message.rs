@@ -51,7 +51,7 @@ pub enum Effect {
     Protect(Session),
     /// No more checkpoints are made.
     Unprotect,
-    /// What was covered by this checkpoint may be heard, and until then what waits for no checkpoint.
+    /// Output that this checkpoint covers may be heard, and, until then, output that waits for none.
     Release {
         /// The checkpoint.
         number: Number,

@@ -15,7 +15,7 @@ use super::config::{Config, Tuning};
 use super::stats::Stats;
 use super::wire::{Packet, Shape};
 use super::zones::Zones;
-use crate::clock::since_boot_ms;
+use crate::clock::{boot, since_boot_ms};
 use crate::core::{Effect, Guard, Message, Number, Record, Session, Who};
 use crate::network::Switch;
 use crate::standby::Part;
@@ -120,7 +120,6 @@ impl Hub {
         acceleration: crate::host::Acceleration,
         zones: Arc<Zones>,
         switch: Arc<Switch>,
-        boot: String,
     ) -> (
         Arc<Hub>,
         mpsc::UnboundedReceiver<Job>,
@@ -132,6 +131,8 @@ impl Hub {
             name,
             life: new_life(),
         };
+        // A host that cannot tell one boot from another takes each start for another one.
+        let boot = boot().unwrap_or_else(|_| me.life.to_string());
         let hub = Arc::new(Hub {
             guard: Mutex::new(Guard::new(me, boot, config.rules(), since_boot_ms())),
             tuning: Mutex::new(config.tuning()),

@@ -166,7 +166,6 @@ pub async fn run(
         acceleration,
         zones,
         switch.clone(),
-        crate::clock::boot().map_err(system("the kernel does not name its boot"))?,
     );
     let thread_hub = hub.clone();
     let engine = std::thread::Builder::new()

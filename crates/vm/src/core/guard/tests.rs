@@ -32,7 +32,7 @@ fn record(epoch: u32, active: Who, standby: Option<Who>) -> Record {
     }
 }
 
-/// What host b writes when it has taken over.
+/// Record that host b writes when it has taken over.
 fn unsynced(epoch: u32) -> Record {
     Record {
         unsynced_in: Some("boot".to_owned()),

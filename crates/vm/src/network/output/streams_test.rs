@@ -67,7 +67,7 @@ struct World {
     output: Output,
     server: Server,
     made: Vec<(Number, Server, Vec<Flow>)>,
-    /// What the machine said that was lost, if one was.
+    /// All that the lost machine said.
     lost: Vec<u8>,
     on_the_way: VecDeque<Vec<u8>>,
     read: Vec<u8>,

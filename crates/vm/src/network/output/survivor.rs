@@ -34,7 +34,7 @@ const PROBE_EVERY: Duration = Duration::from_millis(300);
 const TOLD: usize = 6;
 
 impl Flow {
-    /// What makes the client send again what did not arrive, if there is something: first what did arrive, as far as the machine knows.
+    /// Segments that make the client send again what did not arrive, if there is something: first what did arrive, as far as the machine knows.
     fn wakes(&self) -> impl Iterator<Item = Vec<u8>> + use<> {
         let arrived = Segment {
             from: self.machine,
@@ -62,7 +62,7 @@ pub(super) struct Probed {
     probed: Duration,
     /// How far the client has sent, once it has answered.
     sent: Option<u32>,
-    /// What the machine has said meanwhile.
+    /// Frames of the machine since.
     held: Vec<Vec<u8>>,
 }
 

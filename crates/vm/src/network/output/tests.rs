@@ -1,4 +1,4 @@
-//! What waits, and what does not.
+//! Output that waits, and output that does not.
 
 use super::super::segment::{ACK, end};
 use super::*;
