@@ -76,6 +76,8 @@ pub struct Seen {
     shown: Lsn,
     /// It has read on a standby what the active itself may not show yet.
     is_ahead: bool,
+    /// It may have committed what the active itself does not show yet: its connection was lost before it was told.
+    is_unshown: bool,
 }
 
 /// What a read needs to know before it can go to a standby.
@@ -103,15 +105,25 @@ impl Seen {
         self.is_ahead = true;
     }
 
-    /// True if it has read on a standby what the active itself may not show yet.
+    /// The session may have committed something, and was not told.
+    pub fn on_doubt(&mut self) {
+        self.is_unshown = true;
+    }
+
+    /// True if it may have committed something that the active itself does not show yet.
+    pub fn is_in_doubt(&self) -> bool {
+        self.is_unshown
+    }
+
+    /// True if it has read on a standby, or may have committed, what the active itself may not show yet.
     pub fn is_ahead(&self) -> bool {
-        self.is_ahead
+        self.is_ahead || self.is_unshown
     }
 
     /// True if it may have seen more than the active of this epoch has, unless that is proved to be active: it has read on a
-    /// standby, or been on a server that was taken for the active of another epoch and may be that of a later one.
+    /// standby, may have committed, or been on a server that was taken for the active of another epoch and may be that of a later one.
     pub fn may_be_ahead_of(&self, epoch: Epoch) -> bool {
-        self.is_ahead || self.was_taken_for_other_than(epoch)
+        self.is_ahead() || self.was_taken_for_other_than(epoch)
     }
 
     /// True if it has been on a server that was taken for the active of another epoch than this one and may be that of a later
@@ -125,6 +137,7 @@ impl Seen {
         if shown {
             self.shown = self.shown.max(position);
             self.is_ahead = false;
+            self.is_unshown = false;
         }
         self.floor = self.floor.max(position);
         self.was_on_active = false;

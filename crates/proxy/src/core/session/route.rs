@@ -63,6 +63,8 @@ impl Session {
         let reads = unit.facts.begins.is_some() || !writes;
         match mode {
             ReadMode::Strong => reads,
+            // What it may have committed is not to be committed again because it does not show yet.
+            ReadMode::Session if self.seen.is_in_doubt() => !changes_settings(unit),
             _ => {
                 reads && (self.must_not_age(cx) || self.lacks_version() && !changes_settings(unit))
             }

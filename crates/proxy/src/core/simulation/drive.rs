@@ -75,7 +75,7 @@ impl World {
             }
             if wire.backend.is_late && !is_late {
                 let node = &mut self.nodes[wire.node];
-                node.late_until = self.now + self.rng.random_range(0..100);
+                node.late_until = self.now + self.rng.random_range(0..400);
             }
         }
     }

@@ -57,6 +57,25 @@ fn a_strong_read_that_leaves_standbys_waits_for_what_they_showed() {
     assert!(shared.has(is_for_active));
 }
 
+/// The connection was lost behind a commit whose server process went on: it was durable, and not shown yet, when the session looked.
+#[test]
+fn a_session_whose_commit_is_in_doubt_waits_until_it_would_be_shown() {
+    let waits = |effect: &Effect| matches!(effect, Effect::AskPosition { shown: true });
+    let mut shared = Shared::new();
+    shared.desk.rules.read = ReadMode::Session;
+    shared.ask("INSERT INTO t VALUES (1)");
+    shared.give(Shared::active());
+    shared.with(|session, cx, out| session.server_lost(cx, out));
+    assert_eq!(shared.desk.heard(), "08007 ZI");
+    shared.effects.clear();
+    // It must not be run on a standby.
+    shared.ask("SELECT count(*) FROM t FOR UPDATE");
+    assert!(shared.has(waits));
+    shared.effects.clear();
+    shared.with(|session, cx, out| session.position(cx, Some(Lsn(200)), out));
+    assert!(shared.has(|effect| matches!(effect, Effect::AcquireActive { .. })));
+}
+
 /// A connection to a standby goes to others after each transaction: the next client ran as somebody else's tenant, and a lock
 /// was held that nobody on the active knew of.
 #[test]
