@@ -1,29 +1,28 @@
 //! The database `understudy`: what the proxy tells of itself, and what an operator tells it, in the words of
 //! PgBouncer.
 
+use std::collections::BTreeSet;
 use std::error::Error;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
 use bytes::BytesMut;
 
+use crate::config::Mode;
+use crate::core::quota::Group;
 use crate::core::session::REASONS;
-use crate::core::topology::News;
+use crate::core::topology::{News, Place};
 use protocol::frame::{self, Refusal};
 
 use super::Proxy;
 use super::handle::{KILL, STATES};
-use super::pool::Place;
 use super::socket::Socket;
 use super::totals::{COUNTS, NOT_REPLAYED};
-
-/// The database's name.
-pub const DATABASE: &str = "understudy";
 
 /// An operator's message cannot be longer.
 const MESSAGE_BYTES: usize = 64 << 10;
 
-const HELP: &str = "SHOW POOLS|CLIENTS|SERVERS|STATS|CLUSTER|CONFIG|VERSION, PAUSE, RESUME, RECONNECT, RELOAD, RESTART, KILL id";
+const HELP: &str = "SHOW POOLS|DATABASES|USERS|CLIENTS|SERVERS|STATS|CLUSTER|CONFIG|VERSION, PAUSE, RESUME, RECONNECT, RELOAD, RESTART, KILL id";
 
 /// An answer: a table, or a word.
 enum Answer {
@@ -99,6 +98,8 @@ fn execute(proxy: &Proxy, statement: &str) -> Result<Answer, Refusal> {
     let words: Vec<&str> = words.iter().map(String::as_str).collect();
     match words.as_slice() {
         ["SHOW", "POOLS"] => Ok(pools(proxy)),
+        ["SHOW", "DATABASES"] => Ok(databases(proxy)),
+        ["SHOW", "USERS"] => Ok(users(proxy)),
         ["SHOW", "CLIENTS"] => Ok(clients(proxy)),
         ["SHOW", "SERVERS"] => Ok(servers(proxy)),
         ["SHOW", "STATS"] => Ok(stats(proxy)),
@@ -177,7 +178,6 @@ fn pools(proxy: &Proxy) -> Answer {
         "maxwait",
         "pool_mode",
     ];
-    let mode = format!("{:?}", proxy.config.pool_mode).to_lowercase();
     let mut rows = Vec::new();
     for pool in proxy.pools.lock().values() {
         let login = pool.login();
@@ -186,7 +186,7 @@ fn pools(proxy: &Proxy) -> Answer {
             let waiting = pool.waiting().to_string();
             let longest = seconds(pool.longest_wait());
             let place = place(&shown.place);
-            let (user, database) = (login.user.clone(), login.database.clone());
+            let (user, database) = (login.user.clone(), login.name.clone());
             rows.push(vec![
                 database,
                 user,
@@ -195,12 +195,84 @@ fn pools(proxy: &Proxy) -> Answer {
                 idle,
                 waiting,
                 longest,
-                mode.clone(),
+                mode(login.mode),
             ]);
         }
     }
     rows.sort();
     Answer::Table(columns, rows)
+}
+
+fn databases(proxy: &Proxy) -> Answer {
+    let columns = &[
+        "name",
+        "server",
+        "max_connections",
+        "current_connections",
+        "database",
+        "pool_size",
+        "pool_mode",
+    ];
+    let settings = proxy.settings();
+    let config = &settings.config;
+    let pools = proxy.pools.lock();
+    let names = pools.values().map(|pool| pool.login().name);
+    let names = names.chain(config.databases.keys().cloned());
+    shared(proxy, columns, names, Group::Database, |name| {
+        // No user has a name without letters: what counts is what the database says.
+        let size = config.size_of(name, "").to_string();
+        let mode = mode(config.mode_of(name, ""));
+        vec![config.dbname(name).to_owned(), size, mode]
+    })
+}
+
+fn users(proxy: &Proxy) -> Answer {
+    let columns = &[
+        "name",
+        "server",
+        "max_user_connections",
+        "current_connections",
+        "pool_size",
+        "pool_mode",
+    ];
+    let settings = proxy.settings();
+    let users = &settings.config.users;
+    let pools = proxy.pools.lock();
+    let names = pools.values().map(|pool| pool.login().user);
+    let names = names.chain(users.keys().cloned());
+    shared(proxy, columns, names, Group::User, |name| {
+        let own = users.get(name);
+        let size = own.and_then(|own| own.pool_size);
+        let mode = own.and_then(|own| own.pool_mode).map(mode);
+        let size = size.map_or_else(String::new, |size| size.to_string());
+        vec![size, mode.unwrap_or_default()]
+    })
+}
+
+/// Connections that count for the limits of several pools.
+fn shared(
+    proxy: &Proxy,
+    columns: &'static [&'static str],
+    names: impl Iterator<Item = String>,
+    group: impl Fn(Arc<str>) -> Group,
+    more: impl Fn(&str) -> Vec<String>,
+) -> Answer {
+    let names: BTreeSet<String> = names.collect();
+    let mut rows = Vec::new();
+    for name in names {
+        let (most, mut open) = proxy.quotas.show(&group(name.as_str().into()));
+        open.entry(Place::Active).or_default();
+        for (server, count) in open {
+            let counts = [most, count].map(|count| count.to_string());
+            let row = [name.clone(), place(&server)].into_iter().chain(counts);
+            rows.push(row.chain(more(&name)).collect());
+        }
+    }
+    Answer::Table(columns, rows)
+}
+
+fn mode(mode: Mode) -> String {
+    format!("{mode:?}").to_lowercase()
 }
 
 fn place(place: &Place) -> String {
@@ -291,11 +363,13 @@ fn config(proxy: &Proxy) -> Answer {
     let config = &settings.config;
     let pairs = [
         ("listen", config.listen.to_string()),
-        (
-            "pool_mode",
-            format!("{:?}", config.pool_mode).to_lowercase(),
-        ),
+        ("pool_mode", mode(config.pool_mode)),
         ("pool_size", config.pool_size.to_string()),
+        ("max_db_connections", config.max_db_connections.to_string()),
+        (
+            "max_user_connections",
+            config.max_user_connections.to_string(),
+        ),
         ("max_clients", config.max_clients.to_string()),
         ("query_timeout", seconds(config.query_timeout)),
         (

@@ -4,6 +4,7 @@ mod admitted;
 mod leaving;
 mod limits;
 mod long;
+mod rules;
 
 use std::future::{Future, poll_fn};
 use std::pin::Pin;
@@ -20,16 +21,17 @@ use volume::lsn::Lsn;
 
 use crate::core::session::{Context, Counts, Effect, Out, Server, Session};
 use crate::core::sql::Catalog;
-use crate::core::topology::Topology;
+use crate::core::topology::{Place, Topology};
 use protocol::frame::Refusal;
 
 use super::catalog::Functions;
 use super::handle::{
     BEGINNING, HANDOVER, Handle, IDLE, KILL, NEWS, SHUTDOWN, TRANSACTION, WAITING,
 };
-use super::pool::{Held, Place, Pool};
+use super::pool::{Held, Pool};
 use super::socket::Socket;
 use super::{Proxy, Settings};
+use crate::config::Scope;
 pub use admitted::Admitted;
 use limits::{Limit, poll_timer};
 use long::long_text;
@@ -46,6 +48,9 @@ pub struct Client {
     proxy: Arc<Proxy>,
     handle: Arc<Handle>,
     pool: Arc<Pool>,
+    /// The settings that were read last, and those of them that count for this client.
+    settings: Arc<Settings>,
+    scope: Arc<Scope>,
     functions: Functions,
     socket: Socket,
     input: BytesMut,
@@ -96,7 +101,10 @@ impl Client {
             client: greeting,
             ..Out::default()
         };
+        let settings = proxy.settings();
         let mut client = Client {
+            scope: settings.scope(&pool.login()),
+            settings,
             proxy,
             handle,
             pool,
@@ -270,10 +278,10 @@ impl Client {
 
     /// The session takes what a server has answered, before what it asks for then is done.
     fn with_server_input(&mut self, input: &mut BytesMut, rest: &mut usize) {
+        self.heed_settings();
         let topology = self.proxy.cluster.topology();
         let catalog = self.functions.read().clone();
-        let settings = self.proxy.settings();
-        let cx = context(&self.proxy, &settings, &catalog, &topology);
+        let cx = context(&self.proxy, &self.scope, &catalog, &topology);
         self.session.server_input(&cx, input, rest, &mut self.out);
         if let Some(held) = &mut self.held {
             held.conn.rest = *rest;
@@ -344,23 +352,6 @@ impl Client {
         has_moved
     }
 
-    /// Ends the client if it has kept still, or a statement has run, for too long.
-    fn keep_limit(&mut self, wake: &mut Wake<'_>) -> bool {
-        let settings = self.proxy.settings();
-        let units = self.session.counts().units;
-        self.limit.watch(&self.session, units, &settings.config);
-        let Some((refusal, is_statement)) = self.limit.poll(wake) else {
-            return false;
-        };
-        let target = self.held.as_ref().map(|held| held.conn.target());
-        if let Some(request) = target.filter(|_| is_statement).and_then(|one| one.begin()) {
-            let dialer = self.proxy.dialer.clone();
-            tokio::spawn(async move { request.send(&dialer).await });
-        }
-        self.with(|session, _, out| session.close(&refusal, out));
-        true
-    }
-
     fn heed(&mut self, pokes: u32) {
         if pokes & NEWS != 0 {
             self.with(|session, cx, out| session.news(cx, out));
@@ -388,10 +379,10 @@ impl Client {
 
     /// Lets the session do something, and does what it asks for.
     fn with(&mut self, act: impl FnOnce(&mut Session, &Context<'_>, &mut Out)) {
+        self.heed_settings();
         let topology = self.proxy.cluster.topology();
         let catalog = self.functions.read().clone();
-        let settings = self.proxy.settings();
-        let cx = context(&self.proxy, &settings, &catalog, &topology);
+        let cx = context(&self.proxy, &self.scope, &catalog, &topology);
         act(&mut self.session, &cx, &mut self.out);
         self.do_effects(&topology);
     }
@@ -426,7 +417,7 @@ impl Client {
             }
             Effect::DropParked => self.parked = None,
             Effect::AskPosition { shown } => self.position = self.proxy.positions.ask(shown).into(),
-            Effect::LearnFunctions => self.proxy.catalogs.learn_again(&self.handle.database),
+            Effect::LearnFunctions => self.proxy.catalogs.learn_again(&self.pool.login().database),
             Effect::Wake(after) => self.timer = Some(Box::pin(tokio::time::sleep(after))),
             Effect::Close => self.is_closing = true,
         }
@@ -489,12 +480,12 @@ impl Client {
 
 fn context<'a>(
     proxy: &'a Proxy,
-    settings: &'a Settings,
+    scope: &'a Scope,
     catalog: &'a Catalog,
     topology: &'a Topology,
 ) -> Context<'a> {
     Context {
-        rules: &settings.rules,
+        rules: &scope.rules,
         statements: &proxy.statements,
         catalog,
         topology,

@@ -95,12 +95,12 @@ async fn a_changed_configuration_counts_without_a_restart() {
         .expect("its transaction goes on");
     second.batch_execute("SELECT 1").await.expect("it is free");
 
-    site.reconfigure("pool_mode = \"transaction\"", "pool_mode = \"session\"");
+    site.reconfigure("auth = \"trust\"", "auth = \"trust\"\nthreads = 2");
     let waits = operator
         .simple_query("RELOAD")
         .await
         .expect("it makes sense");
-    assert_eq!(only_value(&waits), Some("pool_mode"));
+    assert_eq!(only_value(&waits), Some("threads"));
 
     site.reconfigure("max_clients = 3", "max_clients = \"many\"");
     let refused = operator

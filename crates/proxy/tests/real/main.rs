@@ -8,6 +8,7 @@ mod idle;
 mod input;
 mod kept;
 mod limits;
+mod pools;
 mod program;
 mod reads;
 mod restart;

@@ -114,10 +114,9 @@ impl Client {
     fn look<T>(&self, ask: impl FnOnce(&Session, &Context<'_>) -> T) -> T {
         let topology = self.proxy.cluster.topology();
         let volatile = self.functions.read().clone();
-        let settings = self.proxy.settings();
         ask(
             &self.session,
-            &context(&self.proxy, &settings, &volatile, &topology),
+            &context(&self.proxy, &self.scope, &volatile, &topology),
         )
     }
 }

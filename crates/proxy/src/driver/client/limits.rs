@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use tokio::time::Sleep;
 
-use crate::config::Config;
+use crate::config::Scope;
 use crate::core::session::Session;
 use protocol::frame::Refusal;
 
@@ -31,11 +31,11 @@ impl Doing {
         }
     }
 
-    fn limit(self, config: &Config) -> Duration {
+    fn limit(self, scope: &Scope) -> Duration {
         match self {
-            Doing::Nothing => config.client_idle_timeout,
-            Doing::NothingInTransaction => config.idle_transaction_timeout,
-            Doing::Statement => config.query_timeout,
+            Doing::Nothing => scope.client_idle_timeout,
+            Doing::NothingInTransaction => scope.idle_transaction_timeout,
+            Doing::Statement => scope.query_timeout,
         }
     }
 
@@ -64,13 +64,13 @@ pub struct Limit {
 
 impl Limit {
     /// Notes what the client does now; `units` tells one statement from the next.
-    pub fn watch(&mut self, session: &Session, units: u64, config: &Config) {
+    pub fn watch(&mut self, session: &Session, units: u64, scope: &Scope) {
         let now = (Doing::of(session), units);
         if self.since == Some(now) {
             return;
         }
         self.since = Some(now);
-        let limit = now.0.limit(config);
+        let limit = now.0.limit(scope);
         self.timer = (!limit.is_zero()).then(|| Box::pin(tokio::time::sleep(limit)));
     }
 

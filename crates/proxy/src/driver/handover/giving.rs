@@ -16,11 +16,11 @@ use tokio::process::Child;
 use tokio::sync::{mpsc, oneshot};
 use tokio::time::Instant;
 
-use crate::config::Mode;
 use crate::core::handover::{ClientId, Do, Giving, Heard};
 use crate::core::session::PackedServer;
 use crate::driver::Proxy;
 use crate::driver::handle::HANDOVER;
+use crate::driver::quotas::Stocked;
 
 use super::message::{IdleParcel, Offer, ServerParcel, kind, read, write};
 use super::wire::{Received, Wire};
@@ -193,7 +193,6 @@ impl Giver {
         Offer {
             epoch: self.proxy.cluster.topology().epoch.0,
             listen: self.proxy.config.listen,
-            is_session_mode: self.proxy.config.pool_mode == Mode::Session,
             last_client: self.proxy.handles.last_id(),
         }
     }
@@ -295,7 +294,11 @@ impl Running {
     async fn send_idle(&mut self, proxy: &Arc<Proxy>) {
         let pools: Vec<_> = proxy.pools.lock().values().cloned().collect();
         for pool in pools {
-            for conn in pool.take_idle() {
+            for Stocked {
+                conn,
+                share: _share,
+            } in pool.take_idle()
+            {
                 let Some(packed) = conn.server.as_deref().and_then(PackedServer::of) else {
                     conn.close();
                     continue;

@@ -52,8 +52,6 @@ pub struct Offer {
     pub epoch: u32,
     /// Where it listens.
     pub listen: SocketAddr,
-    /// Clients have servers for themselves.
-    pub is_session_mode: bool,
     /// The highest number that a client has.
     pub last_client: ClientId,
 }
@@ -145,11 +143,10 @@ mod tests {
         let offer = Offer {
             epoch: 3,
             listen: ([127, 0, 0, 1], 6432).into(),
-            is_session_mode: true,
             last_client: 9,
         };
         let bytes = offer.to_bytes();
-        assert_eq!(&bytes[..20], b"understudy proxy\0\0\0\x04");
+        assert_eq!(&bytes[..20], b"understudy proxy\0\0\0\x05");
         let (format, rest) = Offer::format(&bytes).expect("an offer");
         assert_eq!((format, read(rest)), (FORMAT, Some(offer)));
         let other = b"understudy proxy\0\0\x03\xe7whatever";

@@ -11,7 +11,6 @@ use dax::ids::Epoch;
 use tokio::net::{TcpListener, UnixStream};
 use tokio::sync::{mpsc, oneshot};
 
-use crate::config::Mode;
 use crate::core::handover::{ClientId, FORMAT};
 use crate::core::session::Session;
 use crate::driver::Proxy;
@@ -136,7 +135,6 @@ impl Predecessor {
         let wire = Arc::new(self.wire);
         let mut messages = Wire::listen(wire.clone());
         let mut taking = Taking {
-            is_session_mode: self.offer.is_session_mode,
             wire,
             held: Vec::new(),
             may_serve: false,
@@ -171,7 +169,6 @@ impl Predecessor {
 struct Taking {
     proxy: Arc<Proxy>,
     wire: Arc<Wire>,
-    is_session_mode: bool,
     /// Who waits for the decision.
     // Boxed, as tasks take them: a client is large.
     #[allow(clippy::vec_box, reason = "moved out as they are")]
@@ -269,9 +266,6 @@ impl Taking {
     /// The client, if it can be served here.
     fn unpack(&self, parcel: ClientParcel, descriptors: Vec<OwnedFd>) -> Option<Box<Client>> {
         let proxy = &self.proxy;
-        if self.is_session_mode != (proxy.config.pool_mode == Mode::Session) {
-            return None;
-        }
         let mut descriptors = descriptors.into_iter();
         let socket = Plain::received(descriptors.next()?, false)
             .into_socket()
@@ -294,7 +288,7 @@ impl Taking {
             id: parcel.id,
             secret: parcel.secret,
             user: parcel.login.user.clone(),
-            database: parcel.login.database.clone(),
+            database: parcel.login.name.clone(),
             peer: parcel.peer,
             age: Duration::from_secs(parcel.age_s),
             units: parcel.units,

@@ -73,6 +73,18 @@ pub fn add_host(parameters: &mut Vec<(String, String)>, host: std::net::IpAddr) 
     }
 }
 
+/// Adds settings that the client has not asked for itself.
+pub fn add_settings(
+    parameters: &mut Vec<(String, String)>,
+    settings: impl IntoIterator<Item = (String, String)>,
+) {
+    let mut asked = Settings::default();
+    settings_of(parameters, &mut asked);
+    let new = settings.into_iter().filter(|(name, _)| !asked.has(name));
+    parameters.extend(new);
+    parameters.sort();
+}
+
 /// True if the connection is to replicate.
 pub fn replicates(parameters: &[(String, String)]) -> bool {
     let asks = |(name, value): &(String, String)| {
@@ -136,6 +148,22 @@ mod tests {
                 pair("work_mem", "1MB"),
                 pair("search_path", "a b"),
                 pair("geqo", "off")
+            ]
+        );
+    }
+
+    #[test]
+    fn a_client_has_the_last_word_on_settings() {
+        let pair = |name: &str, value: &str| (name.to_owned(), value.to_owned());
+        let mut parameters = vec![pair("Work_Mem", "1MB"), pair("options", "-c geqo=off")];
+        let settings = ["work_mem", "geqo", "search_path"].map(|name| pair(name, "2"));
+        add_settings(&mut parameters, settings);
+        assert_eq!(
+            parameters,
+            [
+                pair("Work_Mem", "1MB"),
+                pair("options", "-c geqo=off"),
+                pair("search_path", "2")
             ]
         );
     }
