@@ -2,6 +2,7 @@
 //!
 //! Every key has a default but the source: without one a proxy knows no server.
 
+mod access;
 mod reads;
 mod scope;
 mod tls;
@@ -35,6 +36,16 @@ pub enum ConfigError {
         /// Where and why.
         reason: String,
     },
+    /// A rule of `auth_hba_file` is not understood.
+    #[error("{path}, line {line}: {reason}")]
+    Rule {
+        /// The file.
+        path: PathBuf,
+        /// Number of the line, from 1.
+        line: usize,
+        /// Reason, with what is allowed.
+        reason: String,
+    },
     /// A value makes no sense.
     #[error("{key}: {reason}")]
     Value {
@@ -43,6 +54,14 @@ pub enum ConfigError {
         /// What is wrong with it, and what to do.
         reason: String,
     },
+}
+
+/// A value that is not allowed: its key, and what is.
+fn value(key: &str, reason: impl Into<String>) -> ConfigError {
+    ConfigError::Value {
+        key: key.to_owned(),
+        reason: reason.into(),
+    }
 }
 
 impl ConfigError {
@@ -160,6 +179,14 @@ pub struct Config {
     /// Authentication of clients.
     #[serde(default)]
     pub auth: Auth,
+    /// File with rules of who may come from where, in the format of PostgreSQL's `pg_hba.conf`. Their methods count in place of
+    /// `auth`, and who fits no rule is refused. It is read again at a reload.
+    pub auth_hba_file: Option<PathBuf>,
+    /// Directory of a Unix socket to listen on beside `listen`, named by the port of that: `.s.PGSQL.6432`.
+    pub unix_socket_dir: Option<PathBuf>,
+    /// Permissions of the Unix socket, as an octal number.
+    #[serde(default = "default_unix_socket_mode")]
+    pub unix_socket_mode: String,
     /// Role with which the proxy reads the catalogs.
     #[serde(default)]
     pub control: Control,
@@ -230,6 +257,10 @@ impl Default for Takeover {
 
 fn default_listen() -> SocketAddr {
     ([127, 0, 0, 1], 6432).into()
+}
+
+fn default_unix_socket_mode() -> String {
+    "0777".to_owned()
 }
 
 fn default_pool_size() -> usize {
@@ -307,10 +338,6 @@ impl Config {
     }
 
     fn check(&self) -> Result<(), ConfigError> {
-        let value = |key: &str, reason: &str| ConfigError::Value {
-            key: key.to_owned(),
-            reason: reason.to_owned(),
-        };
         if self.pool_size == 0 {
             return Err(value("pool_size", "must be at least 1"));
         }
@@ -325,10 +352,8 @@ impl Config {
         self.reads
             .mode
             .parse::<ReadMode>()
-            .map_err(|reason| ConfigError::Value {
-                key: "reads.mode".to_owned(),
-                reason,
-            })?;
+            .map_err(|reason| value("reads.mode", reason))?;
+        self.check_access()?;
         self.check_scopes()
     }
 
@@ -336,6 +361,14 @@ impl Config {
     pub fn fixed_that_differ(&self, other: &Config) -> Vec<&'static str> {
         let all = [
             ("listen", self.listen == other.listen),
+            (
+                "unix_socket_dir",
+                self.unix_socket_dir == other.unix_socket_dir,
+            ),
+            (
+                "unix_socket_mode",
+                self.unix_socket_mode == other.unix_socket_mode,
+            ),
             ("control", self.control == other.control),
             ("tls", self.tls == other.tls),
             ("reads.spares", self.reads.spares == other.reads.spares),
@@ -424,6 +457,11 @@ mod tests {
         let told = |text: &str| parse(text).expect_err("a mistake");
         assert!(told("pool_size = 0").contains("pool_size"));
         assert!(told("pool_sise = 1").contains("pool_sise"));
+        assert!(told("auth = \"trust\"\nauth_hba_file = \"/x\"").contains("auth_hba_file"));
+        assert!(told("unix_socket_dir = \"run\"").contains("unix_socket_dir"));
+        for mode in ["888", "01777", "", "rwx"] {
+            assert!(told(&format!("unix_socket_mode = \"{mode}\"")).contains("octal"));
+        }
         assert!(told("[reads]\nmode = \"weak\"").contains("bounded:BYTES"));
         assert!(told("[server_tls]\nmode = \"verify_full\"").contains("verify-full"));
     }

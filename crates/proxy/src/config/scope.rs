@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use serde::Deserialize;
 
-use super::{Config, ConfigError, Mode};
+use super::{Config, ConfigError, Mode, value};
 use crate::core::quota::Most;
 use crate::core::session::{PoolMode, Rules};
 use crate::core::version::ReadMode;
@@ -183,13 +183,6 @@ impl Config {
             check(&table, own.pool_size, own.reads.as_deref(), &own.settings)?;
         }
         Ok(())
-    }
-}
-
-fn value(key: &str, reason: impl Into<String>) -> ConfigError {
-    ConfigError::Value {
-        key: key.to_owned(),
-        reason: reason.into(),
     }
 }
 

@@ -6,6 +6,7 @@
 
 mod flaw;
 pub mod handover;
+pub mod hba;
 pub mod outcome;
 pub mod quota;
 pub mod session;

@@ -300,7 +300,7 @@ fn clients(proxy: &Proxy) -> Answer {
             handle.database.clone(),
             handle
                 .peer
-                .map_or_else(String::new, |peer| peer.to_string()),
+                .map_or_else(|| "unix".to_owned(), |peer| peer.to_string()),
             STATES.get(state).copied().unwrap_or("").to_owned(),
             format!("{}s", handle.since.elapsed().as_secs()),
             handle.units.load(Ordering::Relaxed).to_string(),

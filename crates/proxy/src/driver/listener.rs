@@ -4,26 +4,24 @@
 //! milliseconds, so whoever has taken longest goes when another one comes.
 
 use std::collections::VecDeque;
-use std::net::SocketAddr;
-use std::os::fd::AsFd;
+use std::net::IpAddr;
 use std::sync::Arc;
 use std::time::Duration;
 
-use tokio::net::{TcpListener, TcpSocket, TcpStream};
 use tokio::sync::{mpsc, oneshot};
 use tokio::task::JoinHandle;
 use tokio::time::Instant;
 
+use crate::config::ConfigError;
+
 use super::Proxy;
 use super::descriptors;
+use super::endpoints::{Endpoints, Inherited, ListenError};
 use super::handle::SHUTDOWN;
 use super::handover;
 use super::handover::{Giver, HandoverError, Predecessor, Request, Taken, TakeoverError, ToServe};
 use super::socket::Socket;
 use super::startup;
-
-/// Connections that wait to be accepted.
-const BACKLOG: u32 = 1024;
 
 /// Connections that have not proved yet who they are.
 const STRANGERS: usize = 1000;
@@ -53,14 +51,12 @@ impl Strangers {
 /// Why a proxy cannot serve.
 #[derive(Debug, thiserror::Error)]
 pub enum ServeError {
-    /// The address cannot be listened at.
-    #[error("cannot listen at {address}")]
-    Listen {
-        /// The address.
-        address: SocketAddr,
-        /// Why.
-        source: std::io::Error,
-    },
+    /// An address cannot be listened at.
+    #[error(transparent)]
+    Listen(#[from] ListenError),
+    /// The rules of who may come from where are not understood.
+    #[error(transparent)]
+    Config(#[from] ConfigError),
     /// No random numbers.
     #[error("the system has no random numbers")]
     Random(#[source] getrandom::Error),
@@ -83,18 +79,14 @@ pub async fn serve(
     shutdown: impl Future<Output = ()>,
 ) -> Result<(), ServeError> {
     descriptors::allow(proxy.config.max_clients + STRANGERS);
-    let listener = match &predecessor {
-        Some(predecessor) => predecessor.listener(&proxy).await?,
-        None => None,
+    let inherited = match &predecessor {
+        Some(predecessor) => predecessor.sockets(&proxy).await?,
+        None => Inherited::default(),
     };
-    let address = proxy.config.listen;
-    let listener = match listener {
-        Some(listener) => listener,
-        None => listen(address).map_err(|source| ServeError::Listen { address, source })?,
-    };
-    tracing::info!(%address, "the proxy listens");
+    let endpoints = Endpoints::listen(&proxy.config, inherited)?;
+    tracing::info!(address = %proxy.config.listen, "the proxy listens");
     let _signals = handover::restart_by_signal(&proxy);
-    let mut serving = Serving::new(proxy.clone(), listener);
+    let mut serving = Serving::new(proxy.clone(), endpoints);
     if let Some(predecessor) = predecessor {
         predecessor.has_listener().await?;
         let (go, goes) = oneshot::channel();
@@ -103,6 +95,10 @@ pub async fn serve(
         serving.taking = Some(tokio::spawn(predecessor.take(proxy.clone(), go)));
     }
     let ended = serving.run(shutdown).await;
+    // As long as it does not accept connections, another process does.
+    if serving.accepts {
+        serving.endpoints.remove();
+    }
     drop(serving);
     if matches!(ended, Ok(())) {
         drain(&proxy).await;
@@ -113,7 +109,7 @@ pub async fn serve(
 /// Accepting connections, and what goes on beside it.
 struct Serving {
     proxy: Arc<Proxy>,
-    listener: TcpListener,
+    endpoints: Endpoints,
     accepts: bool,
     strangers: Strangers,
     requests: Option<mpsc::UnboundedReceiver<Request>>,
@@ -144,9 +140,9 @@ impl Giving {
 }
 
 impl Serving {
-    fn new(proxy: Arc<Proxy>, listener: TcpListener) -> Serving {
+    fn new(proxy: Arc<Proxy>, endpoints: Endpoints) -> Serving {
         Serving {
-            listener,
+            endpoints,
             accepts: true,
             strangers: Strangers::default(),
             requests: proxy.handover.requests(),
@@ -163,7 +159,7 @@ impl Serving {
         loop {
             tokio::select! {
                 () = &mut shutdown => break,
-                accepted = self.listener.accept(), if self.accepts => self.accept(accepted).await,
+                accepted = self.endpoints.accept(), if self.accepts => self.accept(accepted).await,
                 Some(request) = next(&mut self.requests) => self.hand_over(request),
                 goes = goes(&mut self.goes) => {
                     self.goes = None;
@@ -186,15 +182,12 @@ impl Serving {
         Ok(())
     }
 
-    async fn accept(&mut self, accepted: std::io::Result<(TcpStream, SocketAddr)>) {
+    async fn accept(&mut self, accepted: std::io::Result<(Socket, Option<IpAddr>)>) {
         match accepted {
-            Ok((stream, peer)) => {
-                // Latency is all that Nagle's algorithm would bring.
-                let _ = stream.set_nodelay(true);
-                let socket = Socket::Tcp(stream);
+            Ok((socket, peer)) => {
                 let sent_away = self.strangers.enter();
                 let proxy = self.proxy.clone();
-                tokio::spawn(startup::receive(proxy, socket, Some(peer.ip()), sent_away));
+                tokio::spawn(startup::receive(proxy, socket, peer, sent_away));
             }
             Err(error) => {
                 tracing::warn!(%error, "a connection could not be accepted");
@@ -214,19 +207,15 @@ impl Serving {
         } else {
             None
         };
-        let listener = match refusal {
+        let sockets = match refusal {
             Some(refusal) => Err(refusal),
-            None => self
-                .listener
-                .as_fd()
-                .try_clone_to_owned()
-                .map_err(HandoverError::Start),
+            None => self.endpoints.descriptors().map_err(HandoverError::Start),
         };
-        match listener {
-            Ok(listener) => {
+        match sockets {
+            Ok(sockets) => {
                 let (tell, told) = mpsc::unbounded_channel();
                 let (ends, ended) = oneshot::channel();
-                let giver = Giver::new(self.proxy.clone(), listener, tell, request, ended);
+                let giver = Giver::new(self.proxy.clone(), sockets, tell, request, ended);
                 let task = tokio::spawn(giver.run());
                 self.giving = Some(Giving { task, told, ends });
             }
@@ -291,19 +280,6 @@ async fn passed(deadline: Option<Instant>) {
         Some(deadline) => tokio::time::sleep_until(deadline).await,
         None => std::future::pending().await,
     }
-}
-
-/// Several processes may listen at the same address: a new one begins before the old one has ended.
-fn listen(address: SocketAddr) -> std::io::Result<TcpListener> {
-    let socket = if address.is_ipv4() {
-        TcpSocket::new_v4()?
-    } else {
-        TcpSocket::new_v6()?
-    };
-    socket.set_reuseaddr(true)?;
-    socket.set_reuseport(true)?;
-    socket.bind(address)?;
-    socket.listen(BACKLOG)
 }
 
 /// Idle clients go at once, others when their transaction ends.

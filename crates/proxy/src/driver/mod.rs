@@ -11,6 +11,7 @@ mod client;
 mod cluster;
 pub mod descriptors;
 pub mod dial;
+mod endpoints;
 pub mod file_source;
 mod handle;
 mod handover;
@@ -35,7 +36,8 @@ use std::time::Duration;
 use dax::tls::PostgresServer;
 use parking_lot::{Mutex, RwLock};
 
-use crate::config::{Config, Mode, Scope};
+use crate::config::{Config, ConfigError, Mode, Scope};
+use crate::core::hba;
 use crate::core::sql::Statements;
 use crate::core::topology::{NodeName, Place};
 use protocol::scram::Keys;
@@ -78,9 +80,17 @@ type PoolKey = (String, String, String, Mode, Vec<(String, String)>);
 struct Settings {
     /// The configuration that was read last.
     config: Config,
+    /// Rules of who may come from where, if there are any.
+    rules: Option<hba::Rules>,
 }
 
 impl Settings {
+    /// Reads the files that the configuration names.
+    fn load(config: Config) -> Result<Settings, ConfigError> {
+        let rules = config.load_rules()?;
+        Ok(Settings { config, rules })
+    }
+
     /// Those that count for a client with this login.
     fn scope(&self, login: &Login) -> Arc<Scope> {
         Arc::new(self.config.scope(&login.name, &login.user, login.mode))
@@ -142,12 +152,11 @@ impl Proxy {
         getrandom::fill(&mut secret).map_err(ServeError::Random)?;
         let tls = config.tls.as_ref().map(|tls| tls.load());
         let dialer = Dialer::new(&config.server_tls).map_err(ServeError::Tls)?;
+        let settings = Settings::load(config.clone())?;
         tokio::spawn(source.clone().run(cluster.clone()));
         let proxy = Arc::new(Proxy {
             again,
-            settings: RwLock::new(Arc::new(Settings {
-                config: config.clone(),
-            })),
+            settings: RwLock::new(Arc::new(settings)),
             statements: Statements::default(),
             catalogs: Catalogs::new(OwnLogin::new(&config, dialer.clone()), cluster.clone()),
             positions: Positions::new(source, cluster.clone()),
@@ -215,7 +224,8 @@ impl Proxy {
         let config = again().map_err(ReloadError::Unusable)?;
         let waits = self.config.fixed_that_differ(&config);
         let most = config.most();
-        let settings = Arc::new(Settings { config });
+        let settings = Settings::load(config);
+        let settings = Arc::new(settings.map_err(|error| ReloadError::Unusable(error.into()))?);
         *self.settings.write() = settings.clone();
         for pool in self.pools.lock().values() {
             pool.set_limits(limits_of(&settings.config, &pool.login()));

@@ -196,11 +196,11 @@ impl Visit {
             return Err(too_many(limit).into());
         }
         self.negotiate(&startup);
-        let keys = self.authenticate(&startup.user).await?;
+        let keys = self.authenticate(&startup).await?;
         if startup.database == ADMIN_DATABASE {
             return self.admit_operator(&startup.user);
         }
-        if replicates(&startup.parameters) {
+        if replicates(&startup.parameters).is_some() {
             return self.admit_replication(startup, keys).await;
         }
         let config = self.proxy.settings();
@@ -318,7 +318,10 @@ impl Visit {
             let packet = self.packet().await?;
             let mut body = &packet[..];
             match body.get_u32() {
-                SSL if !self.socket.is_encrypted() => self.encrypt().await?,
+                // As PostgreSQL, which encrypts connections over networks only.
+                SSL if !self.socket.is_encrypted() && !self.socket.is_unix() => {
+                    self.encrypt().await?
+                }
                 SSL | GSS => {
                     self.output.put_u8(b'N');
                     self.socket.drain(&mut self.output).await?;
@@ -358,7 +361,7 @@ impl Visit {
             .tls
             .as_ref()
             .is_some_and(|tls| tls.require);
-        requires && !self.socket.is_encrypted()
+        requires && !self.socket.is_encrypted() && !self.socket.is_unix()
     }
 
     /// A message without a tag, as a connection begins with, without its length.

@@ -82,6 +82,7 @@ impl Client {
         ClientParcel {
             id: self.handle.id,
             secret: self.handle.secret().to_vec(),
+            is_unix: self.socket.is_unix(),
             peer: self.handle.peer,
             age_s: self.handle.since.elapsed().as_secs(),
             units: self.session.counts().units,

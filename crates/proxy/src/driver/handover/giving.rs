@@ -49,7 +49,7 @@ pub enum ToServe {
 /// Hands over to one successor.
 pub struct Giver {
     proxy: Arc<Proxy>,
-    listener: OwnedFd,
+    sockets: Vec<OwnedFd>,
     tell: mpsc::UnboundedSender<ToServe>,
     request: Option<Request>,
     /// Done when this process ends.
@@ -128,17 +128,17 @@ async fn meet(meeting: &UnixListener, pid: Option<i32>) -> io::Result<UnixStream
 }
 
 impl Giver {
-    /// Will hand over `listener`, and whatever `proxy` has.
+    /// Will hand over `sockets`, which accept connections, and whatever `proxy` has.
     pub fn new(
         proxy: Arc<Proxy>,
-        listener: OwnedFd,
+        sockets: Vec<OwnedFd>,
         tell: mpsc::UnboundedSender<ToServe>,
         request: Request,
         ends: oneshot::Receiver<()>,
     ) -> Giver {
         Giver {
             proxy,
-            listener,
+            sockets,
             tell,
             request: Some(request),
             ends,
@@ -193,6 +193,7 @@ impl Giver {
         Offer {
             epoch: self.proxy.cluster.topology().epoch.0,
             listen: self.proxy.config.listen,
+            unix_socket: self.proxy.config.unix_socket(),
             last_client: self.proxy.handles.last_id(),
         }
     }
@@ -385,8 +386,8 @@ impl Running {
         let proxy = &self.giver.proxy;
         match act {
             Do::SendListener => {
-                let listener = [self.giver.listener.as_fd()];
-                self.wire.send(kind::LISTENER, &[], &listener).await?;
+                let sockets: Vec<_> = self.giver.sockets.iter().map(AsFd::as_fd).collect();
+                self.wire.send(kind::LISTENER, &[], &sockets).await?;
             }
             // Whoever accepts connections may have ended.
             Do::StopAccepting => drop(self.giver.tell.send(ToServe::StopAccepting)),
