@@ -213,6 +213,8 @@ pub struct Config {
     /// Number of threads that serve clients.
     #[serde(default = "default_threads")]
     pub threads: usize,
+    /// Address for metrics and a health check over HTTP. Without it, there is no HTTP interface.
+    pub rest: Option<SocketAddr>,
     /// File that describes the cluster, for a PostgreSQL that Understudy does not run.
     pub cluster_file: Option<PathBuf>,
 }
@@ -373,6 +375,7 @@ impl Config {
             ("tls", self.tls == other.tls),
             ("reads.spares", self.reads.spares == other.reads.spares),
             ("server_tls", self.server_tls == other.server_tls),
+            ("rest", self.rest == other.rest),
             ("threads", self.threads == other.threads),
             ("cluster_file", self.cluster_file == other.cluster_file),
         ];

@@ -12,6 +12,7 @@ pub mod quota;
 pub mod session;
 pub mod settings;
 pub mod sql;
+pub mod stats;
 pub mod topology;
 pub mod version;
 

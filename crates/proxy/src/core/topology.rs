@@ -27,6 +27,16 @@ pub enum Place {
     Standby(NodeName),
 }
 
+impl Place {
+    /// Name to show.
+    pub fn name(&self) -> &str {
+        match self {
+            Place::Active => "active",
+            Place::Standby(name) => name,
+        }
+    }
+}
+
 /// One run of a server, from its start to its end: when its postmaster started, in microseconds since 1970.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ServerRun(pub i64);

@@ -17,12 +17,35 @@ use protocol::frame::{self, Refusal};
 use super::Proxy;
 use super::handle::{KILL, STATES};
 use super::socket::Socket;
+use super::stats::Sums;
 use super::totals::{COUNTS, NOT_REPLAYED};
 
 /// An operator's message cannot be longer.
 const MESSAGE_BYTES: usize = 64 << 10;
 
-const HELP: &str = "SHOW POOLS|DATABASES|USERS|CLIENTS|SERVERS|STATS|CLUSTER|CONFIG|VERSION, PAUSE, RESUME, RECONNECT, RELOAD, RESTART, KILL id";
+const HELP: &str = "SHOW POOLS|DATABASES|USERS|CLIENTS|SERVERS|STATS|TOTALS|CLUSTER|CONFIG|VERSION, PAUSE, RESUME, RECONNECT, RELOAD, RESTART, KILL id";
+
+/// Columns of PgBouncer's `SHOW STATS`, without those of what is not counted here. Times are in microseconds, averages those of
+/// the last minute.
+const STATS: [&str; 17] = [
+    "database",
+    "total_server_assignment_count",
+    "total_xact_count",
+    "total_query_count",
+    "total_received",
+    "total_sent",
+    "total_xact_time",
+    "total_query_time",
+    "total_wait_time",
+    "avg_server_assignment_count",
+    "avg_xact_count",
+    "avg_query_count",
+    "avg_recv",
+    "avg_sent",
+    "avg_xact_time",
+    "avg_query_time",
+    "avg_wait_time",
+];
 
 /// An answer: a table, or a word.
 enum Answer {
@@ -103,6 +126,7 @@ fn execute(proxy: &Proxy, statement: &str) -> Result<Answer, Refusal> {
         ["SHOW", "CLIENTS"] => Ok(clients(proxy)),
         ["SHOW", "SERVERS"] => Ok(servers(proxy)),
         ["SHOW", "STATS"] => Ok(stats(proxy)),
+        ["SHOW", "TOTALS"] => Ok(totals(proxy)),
         ["SHOW", "CLUSTER"] => Ok(cluster(proxy)),
         ["SHOW", "CONFIG"] => Ok(config(proxy)),
         ["SHOW", "VERSION"] => {
@@ -185,7 +209,7 @@ fn pools(proxy: &Proxy) -> Answer {
             let (used, idle) = (shown.used.to_string(), shown.idle.to_string());
             let waiting = pool.waiting().to_string();
             let longest = seconds(pool.longest_wait());
-            let place = place(&shown.place);
+            let place = shown.place.name().to_owned();
             let (user, database) = (login.user.clone(), login.name.clone());
             rows.push(vec![
                 database,
@@ -264,7 +288,9 @@ fn shared(
         open.entry(Place::Active).or_default();
         for (server, count) in open {
             let counts = [most, count].map(|count| count.to_string());
-            let row = [name.clone(), place(&server)].into_iter().chain(counts);
+            let row = [name.clone(), server.name().to_owned()]
+                .into_iter()
+                .chain(counts);
             rows.push(row.chain(more(&name)).collect());
         }
     }
@@ -273,13 +299,6 @@ fn shared(
 
 fn mode(mode: Mode) -> String {
     format!("{mode:?}").to_lowercase()
-}
-
-fn place(place: &Place) -> String {
-    match place {
-        Place::Active => "active".to_owned(),
-        Place::Standby(name) => name.to_string(),
-    }
 }
 
 fn clients(proxy: &Proxy) -> Answer {
@@ -328,6 +347,16 @@ fn servers(proxy: &Proxy) -> Answer {
 }
 
 fn stats(proxy: &Proxy) -> Answer {
+    let all = proxy.stats.by_database().into_iter();
+    let rows = all.map(|(database, sums, averages)| {
+        let of = |sums: Sums| sums.counts.into_iter().chain(sums.times);
+        let numbers = of(sums).chain(of(averages)).map(|one| one.to_string());
+        std::iter::once(database).chain(numbers).collect()
+    });
+    Answer::Table(&STATS, rows.collect())
+}
+
+fn totals(proxy: &Proxy) -> Answer {
     let counts = COUNTS.iter().zip(proxy.totals.read());
     let counts = counts.map(|((name, _), value)| ((*name).to_owned(), value));
     let reasons = REASONS.iter().zip(proxy.totals.not_replayed());
@@ -390,46 +419,4 @@ fn config(proxy: &Proxy) -> Answer {
 
 fn seconds(time: std::time::Duration) -> String {
     format!("{}s", time.as_secs_f64())
-}
-
-/// All counts as Prometheus reads them.
-pub fn metrics(proxy: &Proxy) -> String {
-    let mut text = String::new();
-    let mut put = |name: &str, help: &str, kind: &str, value: u64| {
-        let name = format!("understudy_proxy_{name}");
-        page::put_metric(&mut text, &name, help, kind, value);
-    };
-    for ((name, help), value) in COUNTS.iter().zip(proxy.totals.read()) {
-        put(name, help, "counter", value);
-    }
-    put(
-        "clients",
-        "Clients connected.",
-        "gauge",
-        proxy.handles.count() as u64,
-    );
-    let waiting = proxy
-        .pools
-        .lock()
-        .values()
-        .map(|pool| pool.waiting() as u64)
-        .sum();
-    put(
-        "clients_waiting",
-        "Clients that wait for a connection.",
-        "gauge",
-        waiting,
-    );
-    let epoch = u64::from(proxy.cluster.topology().epoch.0);
-    put(
-        "epoch",
-        "The epoch whose active the proxy knows.",
-        "gauge",
-        epoch,
-    );
-    let reasons = REASONS.iter().zip(proxy.totals.not_replayed());
-    let reasons = reasons.map(|(why, value)| (format!("{{reason=\"{}\"}}", why.label()), value));
-    let name = format!("understudy_proxy_{}", NOT_REPLAYED.0);
-    page::put_metrics(&mut text, &name, NOT_REPLAYED.1, "counter", reasons);
-    text
 }

@@ -1,9 +1,11 @@
 //! The task of one client: moves bytes between sockets and the session, and does what the session asks for.
 
 mod admitted;
+mod clocks;
 mod leaving;
 mod limits;
 mod long;
+mod numbers;
 mod rules;
 
 use std::future::{Future, poll_fn};
@@ -19,7 +21,7 @@ use tokio::task::JoinHandle;
 use tokio::time::Sleep;
 use volume::lsn::Lsn;
 
-use crate::core::session::{Context, Counts, Effect, Out, Server, Session};
+use crate::core::session::{Context, Effect, Out, Server, Session};
 use crate::core::sql::Catalog;
 use crate::core::topology::{Place, Topology};
 use protocol::frame::Refusal;
@@ -35,6 +37,7 @@ use crate::config::Scope;
 pub use admitted::Admitted;
 use limits::{Limit, poll_timer};
 use long::long_text;
+use numbers::Numbers;
 
 /// No more than this waits for a slow reader; then its server has to wait.
 const PENDING_BYTES: usize = 256 << 10;
@@ -65,8 +68,7 @@ pub struct Client {
     timer: Option<Pin<Box<Sleep>>>,
     looks: Option<Pin<Box<Sleep>>>,
     limit: Limit,
-    /// What of the session's counts is in the totals.
-    counted: Counts,
+    numbers: Numbers,
     is_closing: bool,
     is_shutting_down: bool,
     /// Another process takes it over when it is between two transactions.
@@ -102,8 +104,11 @@ impl Client {
             ..Out::default()
         };
         let settings = proxy.settings();
+        let login = pool.login();
+        let own = proxy.stats.of(&login.name, &login.user);
+        let numbers = Numbers::new(own, &session.counts());
         let mut client = Client {
-            scope: settings.scope(&pool.login()),
+            scope: settings.scope(&login),
             settings,
             proxy,
             handle,
@@ -121,7 +126,7 @@ impl Client {
             timer: None,
             looks: None,
             limit: Limit::default(),
-            counted: Counts::default(),
+            numbers,
             is_closing: false,
             is_shutting_down: false,
             is_leaving: false,
@@ -211,12 +216,16 @@ impl Client {
         {
             self.lose_server();
         }
-        if (!self.out.client.is_empty() || self.socket.has_unsent())
-            && let Poll::Ready(Err(_)) = self.socket.poll_drain(wake, &mut self.out.client)
-        {
-            return Err(());
+        if self.out.client.is_empty() && !self.socket.has_unsent() {
+            return Ok(());
         }
-        Ok(())
+        let waiting = self.out.client.len();
+        let drained = self.socket.poll_drain(wake, &mut self.out.client);
+        self.numbers.sent += (waiting - self.out.client.len()) as u64;
+        match drained {
+            Poll::Ready(Err(_)) => Err(()),
+            _ => Ok(()),
+        }
     }
 
     /// True if nothing goes to the server in hand or comes from it: it is the active, and does not prove that it still is.
@@ -289,6 +298,7 @@ impl Client {
                 held.conn.input = std::mem::take(input);
             }
         }
+        self.note_activity();
         self.do_effects(&topology);
     }
 
@@ -300,7 +310,10 @@ impl Client {
         }
         match self.socket.poll_read(wake, &mut self.input) {
             Poll::Pending => Ok(false),
-            Poll::Ready(Ok(read)) if read > 0 => Ok(true),
+            Poll::Ready(Ok(read)) if read > 0 => {
+                self.numbers.received += read as u64;
+                Ok(true)
+            }
             Poll::Ready(_) => Err(()),
         }
     }
@@ -384,6 +397,7 @@ impl Client {
         let catalog = self.functions.read().clone();
         let cx = context(&self.proxy, &self.scope, &catalog, &topology);
         act(&mut self.session, &cx, &mut self.out);
+        self.note_activity();
         self.do_effects(&topology);
     }
 
@@ -424,6 +438,7 @@ impl Client {
     }
 
     fn acquire(&mut self, place: Place, topology: &Topology) {
+        self.numbers.waits();
         match self.pool.try_take(&place, topology) {
             Some(held) => self.link(held, false),
             None => self.acquiring = Some(Box::pin(self.pool.clone().take(place))),
@@ -434,6 +449,7 @@ impl Client {
         let Some(server) = held.conn.server.take() else {
             return;
         };
+        self.numbers.has_waited();
         self.hold(held);
         self.with(|session, cx, out| session.linked(cx, server, waited, out));
     }
@@ -447,15 +463,6 @@ impl Client {
         self.handle.runs_on(None);
         if let Some(held) = self.held.take() {
             self.pool.put(held, server);
-        }
-    }
-
-    fn count(&mut self) {
-        let counts = self.session.counts();
-        if counts != self.counted {
-            self.proxy.totals.add(&self.counted, &counts);
-            self.handle.units.store(counts.units, Ordering::Relaxed);
-            self.counted = counts;
         }
     }
 

@@ -45,13 +45,11 @@ pub struct Inherited {
 impl Endpoints {
     /// Listens where the configuration says, with the sockets that are there already.
     pub fn listen(config: &Config, inherited: Inherited) -> Result<Endpoints, ListenError> {
-        let address = config.listen;
-        let tcp = match inherited.tcp {
-            Some(tcp) => adopt_tcp(tcp),
-            None => listen_tcp(address),
-        };
         let failed = |address: String| |source| ListenError { address, source };
-        let tcp = tcp.map_err(failed(address.to_string()))?;
+        let tcp = match inherited.tcp {
+            Some(tcp) => adopt_tcp(tcp).map_err(failed(config.listen.to_string()))?,
+            None => listen(config.listen)?,
+        };
         let Some(path) = config.unix_socket() else {
             return Ok(Endpoints { tcp, unix: None });
         };
@@ -120,6 +118,13 @@ fn adopt_unix(fd: OwnedFd) -> io::Result<UnixListener> {
 }
 
 /// Several processes may listen at the same address: a new one begins before the old one has ended.
+pub fn listen(address: SocketAddr) -> Result<TcpListener, ListenError> {
+    listen_tcp(address).map_err(|source| ListenError {
+        address: address.to_string(),
+        source,
+    })
+}
+
 fn listen_tcp(address: SocketAddr) -> io::Result<TcpListener> {
     let socket = if address.is_ipv4() {
         TcpSocket::new_v4()?

@@ -16,10 +16,11 @@ use crate::config::ConfigError;
 
 use super::Proxy;
 use super::descriptors;
-use super::endpoints::{Endpoints, Inherited, ListenError};
+use super::endpoints::{Endpoints, Inherited, ListenError, listen};
 use super::handle::SHUTDOWN;
 use super::handover;
 use super::handover::{Giver, HandoverError, Predecessor, Request, Taken, TakeoverError, ToServe};
+use super::rest::Rest;
 use super::socket::Socket;
 use super::startup;
 
@@ -90,9 +91,10 @@ pub async fn serve(
     if let Some(predecessor) = predecessor {
         predecessor.has_listener().await?;
         let (go, goes) = oneshot::channel();
-        serving.accepts = false;
         serving.goes = Some(goes);
         serving.taking = Some(tokio::spawn(predecessor.take(proxy.clone(), go)));
+    } else {
+        serving.accept_from_now_on()?;
     }
     let ended = serving.run(shutdown).await;
     // As long as it does not accept connections, another process does.
@@ -111,6 +113,8 @@ struct Serving {
     proxy: Arc<Proxy>,
     endpoints: Endpoints,
     accepts: bool,
+    /// It is there as long as connections are accepted.
+    rest: Option<Rest>,
     strangers: Strangers,
     requests: Option<mpsc::UnboundedReceiver<Request>>,
     /// Told when connections are to be accepted, by who takes over from another process.
@@ -143,7 +147,8 @@ impl Serving {
     fn new(proxy: Arc<Proxy>, endpoints: Endpoints) -> Serving {
         Serving {
             endpoints,
-            accepts: true,
+            accepts: false,
+            rest: None,
             strangers: Strangers::default(),
             requests: proxy.handover.requests(),
             goes: None,
@@ -163,14 +168,16 @@ impl Serving {
                 Some(request) = next(&mut self.requests) => self.hand_over(request),
                 goes = goes(&mut self.goes) => {
                     self.goes = None;
-                    self.accepts |= goes;
+                    if goes {
+                        self.accept_again();
+                    }
                 }
                 taken = finished(&mut self.taking) => {
                     self.taking = None;
                     if taken == Taken::Nothing {
                         return Err(ServeError::Takeover(TakeoverError::Abandoned));
                     }
-                    self.accepts = true;
+                    self.accept_again();
                 }
                 told = told(&mut self.giving) => if self.heed(told) { break },
                 () = passed(self.deadline) => break,
@@ -193,6 +200,21 @@ impl Serving {
                 tracing::warn!(%error, "a connection could not be accepted");
                 tokio::time::sleep(Duration::from_millis(100)).await;
             }
+        }
+    }
+
+    fn accept_from_now_on(&mut self) -> Result<(), ListenError> {
+        self.accepts = true;
+        if let (Some(address), None) = (self.proxy.config.rest, &self.rest) {
+            self.rest = Some(Rest::serve(self.proxy.clone(), listen(address)?));
+        }
+        Ok(())
+    }
+
+    /// The same where clients matter more than metrics.
+    fn accept_again(&mut self) {
+        if let Err(error) = self.accept_from_now_on() {
+            tracing::error!(error = &error as &dyn std::error::Error, "no metrics");
         }
     }
 
@@ -231,11 +253,12 @@ impl Serving {
         match told {
             ToServe::StopAccepting => {
                 self.accepts = false;
+                self.rest = None;
                 let time = self.proxy.settings().config.handover_timeout;
                 self.deadline = Some(Instant::now() + time);
             }
             ToServe::AcceptAgain => {
-                self.accepts = true;
+                self.accept_again();
                 self.deadline = None;
             }
             ToServe::Over => self.giving = None,

@@ -18,20 +18,23 @@ mod handover;
 mod health;
 mod listener;
 mod login;
+mod metrics;
 mod pool;
 mod positions;
 mod proof;
 mod quotas;
 mod relay;
+mod rest;
 pub mod socket;
 pub mod source;
 mod startup;
+mod stats;
 mod totals;
 
-use std::collections::HashMap;
+use std::collections::{BTreeMap, HashMap};
 use std::error::Error;
 use std::sync::{Arc, Weak};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use dax::tls::PostgresServer;
 use parking_lot::{Mutex, RwLock};
@@ -52,6 +55,7 @@ use pool::{Common, Limits, Pool};
 use positions::Positions;
 use quotas::Quotas;
 use source::Source;
+use stats::{Names, Stats};
 use totals::Totals;
 
 pub use cluster::Cluster;
@@ -111,6 +115,7 @@ pub struct Proxy {
     pools: Mutex<HashMap<PoolKey, Arc<Pool>>>,
     quotas: Arc<Quotas>,
     totals: Arc<Totals>,
+    stats: Stats,
     handover: Handover,
     tls: Option<PostgresServer>,
     dialer: Dialer,
@@ -164,6 +169,7 @@ impl Proxy {
             handles,
             pools: Mutex::default(),
             quotas: Arc::default(),
+            stats: Stats::default(),
             totals,
             handover: Handover::default(),
             tls: tls.transpose().map_err(ServeError::Tls)?,
@@ -252,9 +258,15 @@ impl Proxy {
         self.settings.read().clone()
     }
 
-    /// What was counted, as Prometheus reads it.
-    pub fn metrics(&self) -> String {
-        admin::metrics(self)
+    /// Pools by database and user.
+    fn pools_by_names(&self) -> BTreeMap<Names, Vec<Arc<Pool>>> {
+        let mut pools: BTreeMap<Names, Vec<Arc<Pool>>> = BTreeMap::new();
+        for pool in self.pools.lock().values() {
+            let login = pool.login();
+            let names = (login.name, login.user);
+            pools.entry(names).or_default().push(pool.clone());
+        }
+        pools
     }
 
     fn new_pool(&self, login: Login) -> Pool {
@@ -294,6 +306,7 @@ async fn sweep(proxy: Weak<Proxy>) {
         };
         let settings = proxy.settings();
         proxy.close_old();
+        proxy.stats.tick(Instant::now());
         drop(proxy);
         let Config {
             server_idle_timeout,

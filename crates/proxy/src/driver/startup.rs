@@ -6,6 +6,7 @@ mod message;
 use std::io;
 use std::net::IpAddr;
 use std::sync::Arc;
+use std::time::Instant;
 
 use bytes::{Buf, BufMut, BytesMut};
 use tokio::sync::oneshot;
@@ -245,6 +246,7 @@ impl Visit {
         pool: &Arc<Pool>,
         settings: &Settings,
     ) -> Result<Held, Turned> {
+        let began = Instant::now();
         let topology = self.proxy.cluster.topology();
         let mut first = pool.try_take(&Place::Active, &topology);
         loop {
@@ -253,7 +255,12 @@ impl Visit {
                 None => pool.clone().take(Place::Active).await?.0,
             };
             match held.conn.set_up(settings).await {
-                Ok(()) => return Ok(held),
+                Ok(()) => {
+                    let login = pool.login();
+                    let own = self.proxy.stats.of(&login.name, &login.user);
+                    own.lock().waits.observe(began.elapsed());
+                    return Ok(held);
+                }
                 Err(LoginError::Refused(words)) => {
                     if let Some(server) = held.conn.server.take() {
                         pool.put(held, server);

@@ -12,7 +12,9 @@ async fn an_operator_sees_and_pauses() {
     let client = site.connect().await;
     client.batch_execute("SELECT 1").await.expect("answers");
     let operator = site.operate().await;
-    for what in ["POOLS", "CLIENTS", "SERVERS", "STATS", "CONFIG", "VERSION"] {
+    for what in [
+        "POOLS", "CLIENTS", "SERVERS", "STATS", "TOTALS", "CONFIG", "VERSION",
+    ] {
         let rows = operator
             .simple_query(&format!("SHOW {what}"))
             .await

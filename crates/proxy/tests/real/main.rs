@@ -16,6 +16,7 @@ mod restart;
 mod server;
 mod service;
 mod site;
+mod stats;
 mod takeover;
 mod tls;
 mod truth;

@@ -236,6 +236,8 @@ enum Phase {
 pub struct Counts {
     /// Units that were answered.
     pub units: u64,
+    /// Those that left no transaction open.
+    pub transactions: u64,
     /// Those that a standby answered.
     pub on_standby: u64,
     /// Statements that a standby could not run, or had to give up, and the active ran.
@@ -250,6 +252,14 @@ pub struct Counts {
     pub in_doubt_committed: u64,
     /// Those of which nobody knows.
     pub in_doubt_unknown: u64,
+}
+
+impl Counts {
+    /// A unit was answered, with this status of its transaction.
+    fn answered(&mut self, status: u8) {
+        self.units += 1;
+        self.transactions += u64::from(status == b'I');
+    }
 }
 
 /// A client's session.
