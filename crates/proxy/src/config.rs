@@ -400,6 +400,7 @@ impl Config {
             decides: self.takeover.decide,
             read: self.reads.mode.parse().unwrap_or_default(),
             read_wait: self.reads.wait,
+            near: self.reads.near.clone(),
             spare_every,
             max_prepared: self.max_prepared_statements,
             ..Rules::default()

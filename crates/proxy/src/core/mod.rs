@@ -4,6 +4,7 @@
 //! (`topology`), which version a read needs (`version`), what became of a commit (`outcome`). `quota` tells which pool may
 //! open a connection.
 
+pub mod choice;
 mod flaw;
 pub mod handover;
 pub mod hba;

@@ -11,7 +11,6 @@ mod rules;
 use std::future::{Future, poll_fn};
 use std::pin::Pin;
 use std::sync::Arc;
-use std::sync::atomic::Ordering;
 use std::task::{Context as Wake, Poll};
 use std::time::Duration;
 
@@ -27,9 +26,7 @@ use crate::core::topology::{Place, Topology};
 use protocol::frame::Refusal;
 
 use super::catalog::Functions;
-use super::handle::{
-    BEGINNING, HANDOVER, Handle, IDLE, KILL, NEWS, SHUTDOWN, TRANSACTION, WAITING,
-};
+use super::handle::{HANDOVER, Handle, KILL, NEWS, SHUTDOWN};
 use super::pool::{Held, Pool};
 use super::socket::Socket;
 use super::{Proxy, Settings};
@@ -465,24 +462,6 @@ impl Client {
             self.pool.put(held, server);
         }
     }
-
-    /// Tells others what the client is doing.
-    fn show_state(&mut self) {
-        let state = if self.session.has_begun() {
-            TRANSACTION
-        } else if self.session.is_waiting() {
-            WAITING
-        } else if self.session.is_idle() {
-            IDLE
-        } else {
-            BEGINNING
-        };
-        self.handle.state.store(state, Ordering::Release);
-        self.count();
-        if state == IDLE && self.is_shutting_down {
-            self.handle.poke(SHUTDOWN);
-        }
-    }
 }
 
 fn context<'a>(
@@ -496,5 +475,6 @@ fn context<'a>(
         statements: &proxy.statements,
         catalog,
         topology,
+        load: &*proxy.loads,
     }
 }

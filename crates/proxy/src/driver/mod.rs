@@ -17,6 +17,7 @@ mod handle;
 mod handover;
 mod health;
 mod listener;
+mod loads;
 mod login;
 mod metrics;
 mod pool;
@@ -50,6 +51,7 @@ use dial::Dialer;
 use handle::Handles;
 use handover::{Handover, HandoverError};
 use health::Asked;
+use loads::Loads;
 use login::Login;
 use pool::{Common, Limits, Pool};
 use positions::Positions;
@@ -114,6 +116,7 @@ pub struct Proxy {
     positions: Positions,
     pools: Mutex<HashMap<PoolKey, Arc<Pool>>>,
     quotas: Arc<Quotas>,
+    loads: Arc<Loads>,
     totals: Arc<Totals>,
     stats: Stats,
     handover: Handover,
@@ -169,6 +172,7 @@ impl Proxy {
             handles,
             pools: Mutex::default(),
             quotas: Arc::default(),
+            loads: Arc::default(),
             stats: Stats::default(),
             totals,
             handover: Handover::default(),
@@ -275,6 +279,7 @@ impl Proxy {
             cluster: self.cluster.clone(),
             dialer: self.dialer.clone(),
             quotas: self.quotas.clone(),
+            loads: self.loads.clone(),
         };
         Pool::new(login, limits, common)
     }

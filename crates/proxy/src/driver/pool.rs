@@ -22,6 +22,7 @@ use protocol::scram::Keys;
 
 use super::cluster::Cluster;
 use super::dial::Dialer;
+use super::loads::{InUse, Loads};
 use super::login::{Conn, Login, LoginError, log_in};
 use super::quotas::{Got, Idle, Quotas, Share, Stocked};
 use shelf::Shelf;
@@ -41,15 +42,17 @@ pub struct Held {
     share: Share,
     /// Its share of the limit of its own.
     permit: OwnedSemaphorePermit,
+    _in_use: InUse,
 }
 
 impl Held {
-    fn new(stocked: Stocked, permit: OwnedSemaphorePermit) -> Held {
+    fn new(stocked: Stocked, permit: OwnedSemaphorePermit, shelf: &Shelf) -> Held {
         let Stocked { conn, share } = stocked;
         Held {
             conn,
             share,
             permit,
+            _in_use: InUse::new(&shelf.in_use),
         }
     }
 
@@ -92,6 +95,8 @@ pub struct Common {
     pub dialer: Dialer,
     /// Limits of several pools.
     pub quotas: Arc<Quotas>,
+    /// Connections that clients have.
+    pub loads: Arc<Loads>,
 }
 
 /// The connections of one user to one database.
@@ -169,7 +174,9 @@ impl Pool {
                 user: login.user.as_str().into(),
             }
         });
-        let shelf = Arc::new(Shelf::new(owner.clone(), self.limits.lock().size));
+        let in_use = self.common.loads.counter(place);
+        let size = self.limits.lock().size;
+        let shelf = Arc::new(Shelf::new(owner.clone(), size, in_use));
         let idle = Arc::downgrade(&shelf);
         self.common.quotas.register(&owner, idle);
         shelves.insert(place.clone(), shelf.clone());
@@ -180,7 +187,7 @@ impl Pool {
     pub fn try_take(&self, place: &Place, topology: &Topology) -> Option<Held> {
         let shelf = self.shelf(place);
         let permit = shelf.share.clone().try_acquire_owned().ok()?;
-        Some(Held::new(shelf.take(topology)?, permit))
+        Some(Held::new(shelf.take(topology)?, permit, &shelf))
     }
 
     /// A connection, when there is one. The second value tells that the server could not be had at once.
@@ -191,7 +198,9 @@ impl Pool {
         let shelf = self.shelf(&place);
         let limits = self.limits.lock().clone();
         let (permit, share) = match self.turn(&shelf, &limits).await? {
-            (permit, Got::Stocked(stocked)) => return Ok((Held::new(stocked, permit), false)),
+            (permit, Got::Stocked(stocked)) => {
+                return Ok((Held::new(stocked, permit, &shelf), false));
+            }
             (permit, Got::Share(share)) => (permit, share),
         };
         let since = Instant::now();
@@ -199,13 +208,13 @@ impl Pool {
         loop {
             let topology = self.common.cluster.topology();
             if waited && let Some(stocked) = shelf.take(&topology) {
-                return Ok((Held::new(stocked, permit), waited));
+                return Ok((Held::new(stocked, permit, &shelf), waited));
             }
             let believes = since.elapsed() >= NEWS_WITHIN;
             match self.connect(&place, &topology, believes).await {
                 Ok(conn) => {
                     let conn = Box::new(conn);
-                    return Ok((Held::new(Stocked { conn, share }, permit), waited));
+                    return Ok((Held::new(Stocked { conn, share }, permit, &shelf), waited));
                 }
                 Err(LoginError::Refused(words)) => return Err(refusal_of(&words)),
                 Err(LoginError::Denied(refusal)) => return Err(refusal),
@@ -307,6 +316,7 @@ impl Pool {
             mut conn,
             share,
             permit,
+            ..
         } = held;
         if !conn.input.is_empty() || conn.rest > 0 {
             return;
@@ -380,7 +390,7 @@ impl Pool {
         let shelf = self.shelf(&Place::Active);
         let share = self.common.quotas.adopt(&shelf.owner);
         let conn = Box::new(conn);
-        Held::new(Stocked { conn, share }, shelf.adopt())
+        Held::new(Stocked { conn, share }, shelf.adopt(), &shelf)
     }
 
     /// All connections to the active that nobody uses.

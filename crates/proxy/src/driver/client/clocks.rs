@@ -6,6 +6,7 @@ use std::time::Instant;
 use super::Client;
 use super::numbers::Numbers;
 use crate::core::stats::Activity;
+use crate::driver::handle::{BEGINNING, IDLE, SHUTDOWN, TRANSACTION, WAITING};
 
 impl Client {
     /// Counts what is over since it was looked last.
@@ -30,6 +31,24 @@ impl Client {
             let mut own = numbers.own.lock();
             own.received += std::mem::take(&mut numbers.received);
             own.sent += std::mem::take(&mut numbers.sent);
+        }
+    }
+
+    /// Tells others what the client is doing.
+    pub(super) fn show_state(&mut self) {
+        let state = if self.session.has_begun() {
+            TRANSACTION
+        } else if self.session.is_waiting() {
+            WAITING
+        } else if self.session.is_idle() {
+            IDLE
+        } else {
+            BEGINNING
+        };
+        self.handle.state.store(state, Ordering::Release);
+        self.count();
+        if state == IDLE && self.is_shutting_down {
+            self.handle.poke(SHUTDOWN);
         }
     }
 }

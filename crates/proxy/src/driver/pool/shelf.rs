@@ -9,6 +9,7 @@ use tokio::time::Instant;
 
 use crate::core::quota::Owner;
 use crate::core::topology::{Place, Topology};
+use crate::driver::loads::Counter;
 use crate::driver::login::Conn;
 use crate::driver::quotas::{Idle, Stocked};
 
@@ -18,6 +19,8 @@ pub struct Shelf {
     pub owner: Arc<Owner>,
     /// The last one was used last.
     idle: Mutex<Vec<Stocked>>,
+    /// Connections to the server that clients of all pools have.
+    pub in_use: Counter,
     /// A permit for each connection that somebody has, or may open.
     pub share: Arc<Semaphore>,
     /// Permits to be given up when they come back: the limit was lowered while they were in use.
@@ -45,9 +48,10 @@ impl Idle for Shelf {
 
 impl Shelf {
     /// An empty one, with as many permits.
-    pub fn new(owner: Arc<Owner>, size: usize) -> Shelf {
+    pub fn new(owner: Arc<Owner>, size: usize, in_use: Counter) -> Shelf {
         Shelf {
             owner,
+            in_use,
             idle: Mutex::default(),
             share: Arc::new(Semaphore::new(size)),
             excess: AtomicUsize::new(0),
