@@ -2,15 +2,17 @@
 //!
 //! Every key has a default but the source: without one a proxy knows no server.
 
+mod access;
 mod reads;
+mod scope;
+mod tls;
 
+use std::collections::BTreeMap;
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use dax::error::Error;
-use dax::tls::PostgresServer;
-use serde::Deserialize;
+use serde::{Deserialize, Serialize};
 
 use crate::core::session::{PoolMode, Rules};
 use crate::core::version::ReadMode;
@@ -34,14 +36,32 @@ pub enum ConfigError {
         /// Where and why.
         reason: String,
     },
+    /// A rule of `auth_hba_file` is not understood.
+    #[error("{path}, line {line}: {reason}")]
+    Rule {
+        /// The file.
+        path: PathBuf,
+        /// Number of the line, from 1.
+        line: usize,
+        /// Reason, with what is allowed.
+        reason: String,
+    },
     /// A value makes no sense.
     #[error("{key}: {reason}")]
     Value {
         /// Which key.
-        key: &'static str,
+        key: String,
         /// What is wrong with it, and what to do.
         reason: String,
     },
+}
+
+/// A value that is not allowed: its key, and what is.
+fn value(key: &str, reason: impl Into<String>) -> ConfigError {
+    ConfigError::Value {
+        key: key.to_owned(),
+        reason: reason.into(),
+    }
 }
 
 impl ConfigError {
@@ -56,6 +76,9 @@ impl ConfigError {
         }
     }
 }
+
+/// The database that shows and controls the proxy.
+pub const ADMIN_DATABASE: &str = "understudy";
 
 /// How clients prove who they are.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Deserialize)]
@@ -90,89 +113,9 @@ impl Default for Control {
     }
 }
 
-/// The proxy's certificate.
-#[derive(Debug, Clone, PartialEq, Eq, Deserialize)]
-#[serde(deny_unknown_fields)]
-pub struct TlsConfig {
-    /// File with the certificate, and with those that lead to its authority.
-    pub certificate: PathBuf,
-    /// File with the key of `certificate`.
-    pub key: PathBuf,
-    /// Refuses connections that are not encrypted.
-    #[serde(default)]
-    pub require: bool,
-}
-
-impl TlsConfig {
-    /// Reads the files.
-    ///
-    /// # Errors
-    /// If one cannot be read, or others than its owner can open the key.
-    pub fn load(&self) -> Result<PostgresServer, Error> {
-        PostgresServer::load(self.certificate.clone(), self.key.clone())
-    }
-}
-
-/// What servers must prove, as libpq's `sslmode` says it.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Deserialize)]
-#[serde(rename_all = "kebab-case")]
-pub enum ServerTlsMode {
-    /// Connections are not encrypted.
-    Disable,
-    /// Connections are encrypted if the server offers it.
-    #[default]
-    Prefer,
-    /// Connections must be encrypted.
-    Require,
-    /// In addition, the certificate must be from an authority in `root`.
-    VerifyCa,
-    /// In addition, the certificate must be for the address that is connected to.
-    VerifyFull,
-}
-
-impl ServerTlsMode {
-    /// As it is written in a configuration.
-    pub fn name(self) -> &'static str {
-        match self {
-            ServerTlsMode::Disable => "disable",
-            ServerTlsMode::Prefer => "prefer",
-            ServerTlsMode::Require => "require",
-            ServerTlsMode::VerifyCa => "verify-ca",
-            ServerTlsMode::VerifyFull => "verify-full",
-        }
-    }
-}
-
-/// `[server_tls]`: how connections to servers are protected. Those on this machine (sockets in a directory) are not.
-#[derive(Debug, Clone, PartialEq, Eq, Default, Deserialize)]
-#[serde(deny_unknown_fields, default)]
-pub struct ServerTls {
-    /// Proof that is required of servers, spelled as libpq's `sslmode`.
-    pub mode: ServerTlsMode,
-    /// File with the certificates of authorities, in PEM form. Required with `verify-ca` and `verify-full`.
-    pub root: Option<PathBuf>,
-}
-
-impl ServerTls {
-    /// True if mode and file go together.
-    ///
-    /// # Errors
-    /// What is wrong with `root`.
-    pub fn check(&self) -> Result<(), &'static str> {
-        use ServerTlsMode as Mode;
-        match (self.mode, &self.root) {
-            (Mode::VerifyCa | Mode::VerifyFull, None) => {
-                Err("is missing: name the file of the authority that the certificate must be from")
-            }
-            (Mode::Disable | Mode::Prefer, Some(_)) => {
-                Err("has no effect with this mode: write mode = \"verify-full\", or leave it out")
-            }
-            _ => Ok(()),
-        }
-    }
-}
-
 pub use reads::Reads;
+pub use scope::{Database, Scope, User};
+pub use tls::{ServerTls, ServerTlsMode, TlsConfig};
 
 /// A proxy's configuration.
 #[derive(Debug, Clone, PartialEq, Deserialize)]
@@ -187,6 +130,12 @@ pub struct Config {
     /// Most connections of one user to one database of one server.
     #[serde(default = "default_pool_size")]
     pub pool_size: usize,
+    /// Most connections to one server in all pools of a database. 0: no limit.
+    #[serde(default)]
+    pub max_db_connections: usize,
+    /// Most connections to one server in all pools of a user. 0: no limit.
+    #[serde(default)]
+    pub max_user_connections: usize,
     /// Most clients at a time.
     #[serde(default = "default_max_clients")]
     pub max_clients: usize,
@@ -230,6 +179,14 @@ pub struct Config {
     /// Authentication of clients.
     #[serde(default)]
     pub auth: Auth,
+    /// File with rules of who may come from where, in the format of PostgreSQL's `pg_hba.conf`. Their methods count in place of
+    /// `auth`, and who fits no rule is refused. It is read again at a reload.
+    pub auth_hba_file: Option<PathBuf>,
+    /// Directory of a Unix socket to listen on beside `listen`, named by the port of that: `.s.PGSQL.6432`.
+    pub unix_socket_dir: Option<PathBuf>,
+    /// Permissions of the Unix socket, as an octal number.
+    #[serde(default = "default_unix_socket_mode")]
+    pub unix_socket_mode: String,
     /// Role with which the proxy reads the catalogs.
     #[serde(default)]
     pub control: Control,
@@ -244,18 +201,26 @@ pub struct Config {
     /// Servers for transactions that only read.
     #[serde(default)]
     pub reads: Reads,
+    /// Databases with settings of their own, by the names that clients ask for.
+    #[serde(default)]
+    pub databases: BTreeMap<String, Database>,
+    /// Users with settings of their own, which count before those of databases.
+    #[serde(default)]
+    pub users: BTreeMap<String, User>,
     /// Users who may connect to the database `understudy`, which shows and controls the proxy.
     #[serde(default = "default_admin_users")]
     pub admin_users: Vec<String>,
     /// Number of threads that serve clients.
     #[serde(default = "default_threads")]
     pub threads: usize,
+    /// Address for metrics and a health check over HTTP. Without it, there is no HTTP interface.
+    pub rest: Option<SocketAddr>,
     /// File that describes the cluster, for a PostgreSQL that Understudy does not run.
     pub cluster_file: Option<PathBuf>,
 }
 
 /// `pool_mode`
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Deserialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Mode {
     /// A session: the client has a server for itself.
@@ -294,6 +259,10 @@ impl Default for Takeover {
 
 fn default_listen() -> SocketAddr {
     ([127, 0, 0, 1], 6432).into()
+}
+
+fn default_unix_socket_mode() -> String {
+    "0777".to_owned()
 }
 
 fn default_pool_size() -> usize {
@@ -371,10 +340,6 @@ impl Config {
     }
 
     fn check(&self) -> Result<(), ConfigError> {
-        let value = |key, reason: &str| ConfigError::Value {
-            key,
-            reason: reason.to_owned(),
-        };
         if self.pool_size == 0 {
             return Err(value("pool_size", "must be at least 1"));
         }
@@ -389,22 +354,28 @@ impl Config {
         self.reads
             .mode
             .parse::<ReadMode>()
-            .map_err(|reason| ConfigError::Value {
-                key: "reads.mode",
-                reason,
-            })?;
-        Ok(())
+            .map_err(|reason| value("reads.mode", reason))?;
+        self.check_access()?;
+        self.check_scopes()
     }
 
     /// The names of what differs in `other` and cannot change while a proxy runs.
     pub fn fixed_that_differ(&self, other: &Config) -> Vec<&'static str> {
         let all = [
             ("listen", self.listen == other.listen),
-            ("pool_mode", self.pool_mode == other.pool_mode),
+            (
+                "unix_socket_dir",
+                self.unix_socket_dir == other.unix_socket_dir,
+            ),
+            (
+                "unix_socket_mode",
+                self.unix_socket_mode == other.unix_socket_mode,
+            ),
             ("control", self.control == other.control),
             ("tls", self.tls == other.tls),
             ("reads.spares", self.reads.spares == other.reads.spares),
             ("server_tls", self.server_tls == other.server_tls),
+            ("rest", self.rest == other.rest),
             ("threads", self.threads == other.threads),
             ("cluster_file", self.cluster_file == other.cluster_file),
         ];
@@ -429,6 +400,7 @@ impl Config {
             decides: self.takeover.decide,
             read: self.reads.mode.parse().unwrap_or_default(),
             read_wait: self.reads.wait,
+            near: self.reads.near.clone(),
             spare_every,
             max_prepared: self.max_prepared_statements,
             ..Rules::default()
@@ -459,8 +431,8 @@ mod tests {
         let other = |text: &str| before.fixed_that_differ(&parse(text).expect("valid"));
         assert_eq!(other("pool_size = 3\n[reads]\nmode = \"any\""), [""; 0]);
         assert_eq!(
-            other("pool_mode = \"transaction\"\nthreads = 2"),
-            ["pool_mode", "threads"]
+            other("listen = \"[::]:1\"\nthreads = 2\npool_mode = \"transaction\""),
+            ["listen", "threads"]
         );
     }
 
@@ -489,6 +461,11 @@ mod tests {
         let told = |text: &str| parse(text).expect_err("a mistake");
         assert!(told("pool_size = 0").contains("pool_size"));
         assert!(told("pool_sise = 1").contains("pool_sise"));
+        assert!(told("auth = \"trust\"\nauth_hba_file = \"/x\"").contains("auth_hba_file"));
+        assert!(told("unix_socket_dir = \"run\"").contains("unix_socket_dir"));
+        for mode in ["888", "01777", "", "rwx"] {
+            assert!(told(&format!("unix_socket_mode = \"{mode}\"")).contains("octal"));
+        }
         assert!(told("[reads]\nmode = \"weak\"").contains("bounded:BYTES"));
         assert!(told("[server_tls]\nmode = \"verify_full\"").contains("verify-full"));
     }

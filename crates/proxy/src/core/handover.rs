@@ -26,7 +26,7 @@
 use std::collections::BTreeSet;
 
 /// What of a session is handed over, and how it is written. Another version that writes it otherwise has another number.
-pub const FORMAT: u32 = 4;
+pub const FORMAT: u32 = 5;
 
 /// A client, by its number.
 pub type ClientId = u32;

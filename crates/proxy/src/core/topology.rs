@@ -18,6 +18,25 @@ pub type Address = Arc<str>;
 /// A standby's name.
 pub type NodeName = Arc<str>;
 
+/// Server that a pool has connections to.
+#[derive(Debug, Clone, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub enum Place {
+    /// Whoever is active.
+    Active,
+    /// A standby.
+    Standby(NodeName),
+}
+
+impl Place {
+    /// Name to show.
+    pub fn name(&self) -> &str {
+        match self {
+            Place::Active => "active",
+            Place::Standby(name) => name,
+        }
+    }
+}
+
 /// One run of a server, from its start to its end: when its postmaster started, in microseconds since 1970.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ServerRun(pub i64);

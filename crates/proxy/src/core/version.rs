@@ -10,7 +10,7 @@ use dax::ids::Epoch;
 use serde::{Deserialize, Serialize};
 use volume::lsn::Lsn;
 
-use super::topology::{NodeName, ServerRun, Standby, Topology};
+use super::topology::{NodeName, ServerRun};
 
 /// What a read of a session may miss.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
@@ -172,74 +172,9 @@ impl Seen {
     }
 }
 
-/// A standby for a read that needs `required`, or none. `turn` spreads reads over standbys; `spare_every`th
-/// reads warm spares, 0 none.
-pub fn choose(topology: &Topology, required: Lsn, turn: u64, spare_every: u64) -> Option<&Standby> {
-    let is_for_spare = spare_every > 0 && turn % spare_every == spare_every - 1;
-    // With nobody else, spares are what they were kept for.
-    let are_alone = topology.standbys.iter().all(|standby| standby.is_spare);
-    let fits = |standby: &&Standby| standby.replayed >= required;
-    let count = |spare: bool| {
-        let all = topology.standbys.iter().filter(fits);
-        all.filter(|standby| standby.is_spare == spare).count() as u64
-    };
-    let spare = are_alone || is_for_spare && count(true) > 0;
-    let count = count(spare);
-    let at = usize::try_from(turn.checked_rem(count)?).unwrap_or(0);
-    let all = topology.standbys.iter().filter(fits);
-    all.filter(|standby| standby.is_spare == spare).nth(at)
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    fn standby(name: &str, replayed: u64, is_spare: bool) -> Standby {
-        Standby {
-            name: name.into(),
-            address: name.into(),
-            replayed: Lsn(replayed),
-            run: None,
-            is_spare,
-        }
-    }
-
-    fn topology() -> Topology {
-        Topology {
-            standbys: vec![
-                standby("a", 100, false),
-                standby("b", 90, false),
-                standby("c", 100, true),
-            ],
-            ..Topology::default()
-        }
-    }
-
-    fn chosen(required: u64, turn: u64) -> Option<String> {
-        choose(&topology(), Lsn(required), turn, 10).map(|standby| standby.name.to_string())
-    }
-
-    #[test]
-    fn only_who_has_the_version_is_chosen() {
-        assert_eq!(chosen(95, 0).as_deref(), Some("a"));
-        assert_eq!(chosen(95, 1).as_deref(), Some("a"));
-        assert_eq!(chosen(101, 0), None);
-        assert_eq!(chosen(0, 1).as_deref(), Some("b"));
-    }
-
-    #[test]
-    fn a_spare_gets_its_share() {
-        assert_eq!(chosen(0, 9).as_deref(), Some("c"));
-        assert_ne!(chosen(0, 8).as_deref(), Some("c"));
-    }
-
-    #[test]
-    fn a_spare_serves_when_nobody_else_is_there() {
-        let mut topology = topology();
-        topology.standbys.retain(|standby| standby.is_spare);
-        let chosen = choose(&topology, Lsn(100), 3, 0);
-        assert_eq!(chosen.map(|standby| &*standby.name), Some("c"));
-    }
 
     /// It was taken for the active of epoch 3 and may be that of epoch 5: epoch 4 has less.
     #[test]

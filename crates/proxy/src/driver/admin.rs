@@ -1,29 +1,51 @@
 //! The database `understudy`: what the proxy tells of itself, and what an operator tells it, in the words of
 //! PgBouncer.
 
+use std::collections::BTreeSet;
 use std::error::Error;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
 use bytes::BytesMut;
 
+use crate::config::Mode;
+use crate::core::quota::Group;
 use crate::core::session::REASONS;
-use crate::core::topology::News;
+use crate::core::topology::{News, Place};
 use protocol::frame::{self, Refusal};
 
 use super::Proxy;
 use super::handle::{KILL, STATES};
-use super::pool::Place;
 use super::socket::Socket;
+use super::stats::Sums;
 use super::totals::{COUNTS, NOT_REPLAYED};
-
-/// The database's name.
-pub const DATABASE: &str = "understudy";
 
 /// An operator's message cannot be longer.
 const MESSAGE_BYTES: usize = 64 << 10;
 
-const HELP: &str = "SHOW POOLS|CLIENTS|SERVERS|STATS|CLUSTER|CONFIG|VERSION, PAUSE, RESUME, RECONNECT, RELOAD, RESTART, KILL id";
+const HELP: &str = "SHOW POOLS|DATABASES|USERS|CLIENTS|SERVERS|STATS|TOTALS|CLUSTER|CONFIG|VERSION, PAUSE, RESUME, RECONNECT, RELOAD, RESTART, KILL id";
+
+/// Columns of PgBouncer's `SHOW STATS`, without those of what is not counted here. Times are in microseconds, averages those of
+/// the last minute.
+const STATS: [&str; 17] = [
+    "database",
+    "total_server_assignment_count",
+    "total_xact_count",
+    "total_query_count",
+    "total_received",
+    "total_sent",
+    "total_xact_time",
+    "total_query_time",
+    "total_wait_time",
+    "avg_server_assignment_count",
+    "avg_xact_count",
+    "avg_query_count",
+    "avg_recv",
+    "avg_sent",
+    "avg_xact_time",
+    "avg_query_time",
+    "avg_wait_time",
+];
 
 /// An answer: a table, or a word.
 enum Answer {
@@ -99,9 +121,12 @@ fn execute(proxy: &Proxy, statement: &str) -> Result<Answer, Refusal> {
     let words: Vec<&str> = words.iter().map(String::as_str).collect();
     match words.as_slice() {
         ["SHOW", "POOLS"] => Ok(pools(proxy)),
+        ["SHOW", "DATABASES"] => Ok(databases(proxy)),
+        ["SHOW", "USERS"] => Ok(users(proxy)),
         ["SHOW", "CLIENTS"] => Ok(clients(proxy)),
         ["SHOW", "SERVERS"] => Ok(servers(proxy)),
         ["SHOW", "STATS"] => Ok(stats(proxy)),
+        ["SHOW", "TOTALS"] => Ok(totals(proxy)),
         ["SHOW", "CLUSTER"] => Ok(cluster(proxy)),
         ["SHOW", "CONFIG"] => Ok(config(proxy)),
         ["SHOW", "VERSION"] => {
@@ -177,7 +202,6 @@ fn pools(proxy: &Proxy) -> Answer {
         "maxwait",
         "pool_mode",
     ];
-    let mode = format!("{:?}", proxy.config.pool_mode).to_lowercase();
     let mut rows = Vec::new();
     for pool in proxy.pools.lock().values() {
         let login = pool.login();
@@ -185,8 +209,8 @@ fn pools(proxy: &Proxy) -> Answer {
             let (used, idle) = (shown.used.to_string(), shown.idle.to_string());
             let waiting = pool.waiting().to_string();
             let longest = seconds(pool.longest_wait());
-            let place = place(&shown.place);
-            let (user, database) = (login.user.clone(), login.database.clone());
+            let place = shown.place.name().to_owned();
+            let (user, database) = (login.user.clone(), login.name.clone());
             rows.push(vec![
                 database,
                 user,
@@ -195,7 +219,7 @@ fn pools(proxy: &Proxy) -> Answer {
                 idle,
                 waiting,
                 longest,
-                mode.clone(),
+                mode(login.mode),
             ]);
         }
     }
@@ -203,11 +227,78 @@ fn pools(proxy: &Proxy) -> Answer {
     Answer::Table(columns, rows)
 }
 
-fn place(place: &Place) -> String {
-    match place {
-        Place::Active => "active".to_owned(),
-        Place::Standby(name) => name.to_string(),
+fn databases(proxy: &Proxy) -> Answer {
+    let columns = &[
+        "name",
+        "server",
+        "max_connections",
+        "current_connections",
+        "database",
+        "pool_size",
+        "pool_mode",
+    ];
+    let settings = proxy.settings();
+    let config = &settings.config;
+    let pools = proxy.pools.lock();
+    let names = pools.values().map(|pool| pool.login().name);
+    let names = names.chain(config.databases.keys().cloned());
+    shared(proxy, columns, names, Group::Database, |name| {
+        // No user has a name without letters: what counts is what the database says.
+        let size = config.size_of(name, "").to_string();
+        let mode = mode(config.mode_of(name, ""));
+        vec![config.dbname(name).to_owned(), size, mode]
+    })
+}
+
+fn users(proxy: &Proxy) -> Answer {
+    let columns = &[
+        "name",
+        "server",
+        "max_user_connections",
+        "current_connections",
+        "pool_size",
+        "pool_mode",
+    ];
+    let settings = proxy.settings();
+    let users = &settings.config.users;
+    let pools = proxy.pools.lock();
+    let names = pools.values().map(|pool| pool.login().user);
+    let names = names.chain(users.keys().cloned());
+    shared(proxy, columns, names, Group::User, |name| {
+        let own = users.get(name);
+        let size = own.and_then(|own| own.pool_size);
+        let mode = own.and_then(|own| own.pool_mode).map(mode);
+        let size = size.map_or_else(String::new, |size| size.to_string());
+        vec![size, mode.unwrap_or_default()]
+    })
+}
+
+/// Connections that count for the limits of several pools.
+fn shared(
+    proxy: &Proxy,
+    columns: &'static [&'static str],
+    names: impl Iterator<Item = String>,
+    group: impl Fn(Arc<str>) -> Group,
+    more: impl Fn(&str) -> Vec<String>,
+) -> Answer {
+    let names: BTreeSet<String> = names.collect();
+    let mut rows = Vec::new();
+    for name in names {
+        let (most, mut open) = proxy.quotas.show(&group(name.as_str().into()));
+        open.entry(Place::Active).or_default();
+        for (server, count) in open {
+            let counts = [most, count].map(|count| count.to_string());
+            let row = [name.clone(), server.name().to_owned()]
+                .into_iter()
+                .chain(counts);
+            rows.push(row.chain(more(&name)).collect());
+        }
     }
+    Answer::Table(columns, rows)
+}
+
+fn mode(mode: Mode) -> String {
+    format!("{mode:?}").to_lowercase()
 }
 
 fn clients(proxy: &Proxy) -> Answer {
@@ -228,7 +319,7 @@ fn clients(proxy: &Proxy) -> Answer {
             handle.database.clone(),
             handle
                 .peer
-                .map_or_else(String::new, |peer| peer.to_string()),
+                .map_or_else(|| "unix".to_owned(), |peer| peer.to_string()),
             STATES.get(state).copied().unwrap_or("").to_owned(),
             format!("{}s", handle.since.elapsed().as_secs()),
             handle.units.load(Ordering::Relaxed).to_string(),
@@ -256,6 +347,16 @@ fn servers(proxy: &Proxy) -> Answer {
 }
 
 fn stats(proxy: &Proxy) -> Answer {
+    let all = proxy.stats.by_database().into_iter();
+    let rows = all.map(|(database, sums, averages)| {
+        let of = |sums: Sums| sums.counts.into_iter().chain(sums.times);
+        let numbers = of(sums).chain(of(averages)).map(|one| one.to_string());
+        std::iter::once(database).chain(numbers).collect()
+    });
+    Answer::Table(&STATS, rows.collect())
+}
+
+fn totals(proxy: &Proxy) -> Answer {
     let counts = COUNTS.iter().zip(proxy.totals.read());
     let counts = counts.map(|((name, _), value)| ((*name).to_owned(), value));
     let reasons = REASONS.iter().zip(proxy.totals.not_replayed());
@@ -291,11 +392,13 @@ fn config(proxy: &Proxy) -> Answer {
     let config = &settings.config;
     let pairs = [
         ("listen", config.listen.to_string()),
-        (
-            "pool_mode",
-            format!("{:?}", config.pool_mode).to_lowercase(),
-        ),
+        ("pool_mode", mode(config.pool_mode)),
         ("pool_size", config.pool_size.to_string()),
+        ("max_db_connections", config.max_db_connections.to_string()),
+        (
+            "max_user_connections",
+            config.max_user_connections.to_string(),
+        ),
         ("max_clients", config.max_clients.to_string()),
         ("query_timeout", seconds(config.query_timeout)),
         (
@@ -316,46 +419,4 @@ fn config(proxy: &Proxy) -> Answer {
 
 fn seconds(time: std::time::Duration) -> String {
     format!("{}s", time.as_secs_f64())
-}
-
-/// All counts as Prometheus reads them.
-pub fn metrics(proxy: &Proxy) -> String {
-    let mut text = String::new();
-    let mut put = |name: &str, help: &str, kind: &str, value: u64| {
-        let name = format!("understudy_proxy_{name}");
-        page::put_metric(&mut text, &name, help, kind, value);
-    };
-    for ((name, help), value) in COUNTS.iter().zip(proxy.totals.read()) {
-        put(name, help, "counter", value);
-    }
-    put(
-        "clients",
-        "Clients connected.",
-        "gauge",
-        proxy.handles.count() as u64,
-    );
-    let waiting = proxy
-        .pools
-        .lock()
-        .values()
-        .map(|pool| pool.waiting() as u64)
-        .sum();
-    put(
-        "clients_waiting",
-        "Clients that wait for a connection.",
-        "gauge",
-        waiting,
-    );
-    let epoch = u64::from(proxy.cluster.topology().epoch.0);
-    put(
-        "epoch",
-        "The epoch whose active the proxy knows.",
-        "gauge",
-        epoch,
-    );
-    let reasons = REASONS.iter().zip(proxy.totals.not_replayed());
-    let reasons = reasons.map(|(why, value)| (format!("{{reason=\"{}\"}}", why.label()), value));
-    let name = format!("understudy_proxy_{}", NOT_REPLAYED.0);
-    page::put_metrics(&mut text, &name, NOT_REPLAYED.1, "counter", reasons);
-    text
 }

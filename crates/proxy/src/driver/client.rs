@@ -1,14 +1,16 @@
 //! The task of one client: moves bytes between sockets and the session, and does what the session asks for.
 
 mod admitted;
+mod clocks;
 mod leaving;
 mod limits;
 mod long;
+mod numbers;
+mod rules;
 
 use std::future::{Future, poll_fn};
 use std::pin::Pin;
 use std::sync::Arc;
-use std::sync::atomic::Ordering;
 use std::task::{Context as Wake, Poll};
 use std::time::Duration;
 
@@ -18,21 +20,21 @@ use tokio::task::JoinHandle;
 use tokio::time::Sleep;
 use volume::lsn::Lsn;
 
-use crate::core::session::{Context, Counts, Effect, Out, Server, Session};
+use crate::core::session::{Context, Effect, Out, Server, Session};
 use crate::core::sql::Catalog;
-use crate::core::topology::Topology;
+use crate::core::topology::{Place, Topology};
 use protocol::frame::Refusal;
 
 use super::catalog::Functions;
-use super::handle::{
-    BEGINNING, HANDOVER, Handle, IDLE, KILL, NEWS, SHUTDOWN, TRANSACTION, WAITING,
-};
-use super::pool::{Held, Place, Pool};
+use super::handle::{HANDOVER, Handle, KILL, NEWS, SHUTDOWN};
+use super::pool::{Held, Pool};
 use super::socket::Socket;
 use super::{Proxy, Settings};
+use crate::config::Scope;
 pub use admitted::Admitted;
 use limits::{Limit, poll_timer};
 use long::long_text;
+use numbers::Numbers;
 
 /// No more than this waits for a slow reader; then its server has to wait.
 const PENDING_BYTES: usize = 256 << 10;
@@ -46,6 +48,9 @@ pub struct Client {
     proxy: Arc<Proxy>,
     handle: Arc<Handle>,
     pool: Arc<Pool>,
+    /// The settings that were read last, and those of them that count for this client.
+    settings: Arc<Settings>,
+    scope: Arc<Scope>,
     functions: Functions,
     socket: Socket,
     input: BytesMut,
@@ -60,8 +65,7 @@ pub struct Client {
     timer: Option<Pin<Box<Sleep>>>,
     looks: Option<Pin<Box<Sleep>>>,
     limit: Limit,
-    /// What of the session's counts is in the totals.
-    counted: Counts,
+    numbers: Numbers,
     is_closing: bool,
     is_shutting_down: bool,
     /// Another process takes it over when it is between two transactions.
@@ -96,7 +100,13 @@ impl Client {
             client: greeting,
             ..Out::default()
         };
+        let settings = proxy.settings();
+        let login = pool.login();
+        let own = proxy.stats.of(&login.name, &login.user);
+        let numbers = Numbers::new(own, &session.counts());
         let mut client = Client {
+            scope: settings.scope(&login),
+            settings,
             proxy,
             handle,
             pool,
@@ -113,7 +123,7 @@ impl Client {
             timer: None,
             looks: None,
             limit: Limit::default(),
-            counted: Counts::default(),
+            numbers,
             is_closing: false,
             is_shutting_down: false,
             is_leaving: false,
@@ -203,12 +213,16 @@ impl Client {
         {
             self.lose_server();
         }
-        if (!self.out.client.is_empty() || self.socket.has_unsent())
-            && let Poll::Ready(Err(_)) = self.socket.poll_drain(wake, &mut self.out.client)
-        {
-            return Err(());
+        if self.out.client.is_empty() && !self.socket.has_unsent() {
+            return Ok(());
         }
-        Ok(())
+        let waiting = self.out.client.len();
+        let drained = self.socket.poll_drain(wake, &mut self.out.client);
+        self.numbers.sent += (waiting - self.out.client.len()) as u64;
+        match drained {
+            Poll::Ready(Err(_)) => Err(()),
+            _ => Ok(()),
+        }
     }
 
     /// True if nothing goes to the server in hand or comes from it: it is the active, and does not prove that it still is.
@@ -270,10 +284,10 @@ impl Client {
 
     /// The session takes what a server has answered, before what it asks for then is done.
     fn with_server_input(&mut self, input: &mut BytesMut, rest: &mut usize) {
+        self.heed_settings();
         let topology = self.proxy.cluster.topology();
         let catalog = self.functions.read().clone();
-        let settings = self.proxy.settings();
-        let cx = context(&self.proxy, &settings, &catalog, &topology);
+        let cx = context(&self.proxy, &self.scope, &catalog, &topology);
         self.session.server_input(&cx, input, rest, &mut self.out);
         if let Some(held) = &mut self.held {
             held.conn.rest = *rest;
@@ -281,6 +295,7 @@ impl Client {
                 held.conn.input = std::mem::take(input);
             }
         }
+        self.note_activity();
         self.do_effects(&topology);
     }
 
@@ -292,7 +307,10 @@ impl Client {
         }
         match self.socket.poll_read(wake, &mut self.input) {
             Poll::Pending => Ok(false),
-            Poll::Ready(Ok(read)) if read > 0 => Ok(true),
+            Poll::Ready(Ok(read)) if read > 0 => {
+                self.numbers.received += read as u64;
+                Ok(true)
+            }
             Poll::Ready(_) => Err(()),
         }
     }
@@ -344,23 +362,6 @@ impl Client {
         has_moved
     }
 
-    /// Ends the client if it has kept still, or a statement has run, for too long.
-    fn keep_limit(&mut self, wake: &mut Wake<'_>) -> bool {
-        let settings = self.proxy.settings();
-        let units = self.session.counts().units;
-        self.limit.watch(&self.session, units, &settings.config);
-        let Some((refusal, is_statement)) = self.limit.poll(wake) else {
-            return false;
-        };
-        let target = self.held.as_ref().map(|held| held.conn.target());
-        if let Some(request) = target.filter(|_| is_statement).and_then(|one| one.begin()) {
-            let dialer = self.proxy.dialer.clone();
-            tokio::spawn(async move { request.send(&dialer).await });
-        }
-        self.with(|session, _, out| session.close(&refusal, out));
-        true
-    }
-
     fn heed(&mut self, pokes: u32) {
         if pokes & NEWS != 0 {
             self.with(|session, cx, out| session.news(cx, out));
@@ -388,11 +389,12 @@ impl Client {
 
     /// Lets the session do something, and does what it asks for.
     fn with(&mut self, act: impl FnOnce(&mut Session, &Context<'_>, &mut Out)) {
+        self.heed_settings();
         let topology = self.proxy.cluster.topology();
         let catalog = self.functions.read().clone();
-        let settings = self.proxy.settings();
-        let cx = context(&self.proxy, &settings, &catalog, &topology);
+        let cx = context(&self.proxy, &self.scope, &catalog, &topology);
         act(&mut self.session, &cx, &mut self.out);
+        self.note_activity();
         self.do_effects(&topology);
     }
 
@@ -426,13 +428,14 @@ impl Client {
             }
             Effect::DropParked => self.parked = None,
             Effect::AskPosition { shown } => self.position = self.proxy.positions.ask(shown).into(),
-            Effect::LearnFunctions => self.proxy.catalogs.learn_again(&self.handle.database),
+            Effect::LearnFunctions => self.proxy.catalogs.learn_again(&self.pool.login().database),
             Effect::Wake(after) => self.timer = Some(Box::pin(tokio::time::sleep(after))),
             Effect::Close => self.is_closing = true,
         }
     }
 
     fn acquire(&mut self, place: Place, topology: &Topology) {
+        self.numbers.waits();
         match self.pool.try_take(&place, topology) {
             Some(held) => self.link(held, false),
             None => self.acquiring = Some(Box::pin(self.pool.clone().take(place))),
@@ -443,6 +446,7 @@ impl Client {
         let Some(server) = held.conn.server.take() else {
             return;
         };
+        self.numbers.has_waited();
         self.hold(held);
         self.with(|session, cx, out| session.linked(cx, server, waited, out));
     }
@@ -458,45 +462,19 @@ impl Client {
             self.pool.put(held, server);
         }
     }
-
-    fn count(&mut self) {
-        let counts = self.session.counts();
-        if counts != self.counted {
-            self.proxy.totals.add(&self.counted, &counts);
-            self.handle.units.store(counts.units, Ordering::Relaxed);
-            self.counted = counts;
-        }
-    }
-
-    /// Tells others what the client is doing.
-    fn show_state(&mut self) {
-        let state = if self.session.has_begun() {
-            TRANSACTION
-        } else if self.session.is_waiting() {
-            WAITING
-        } else if self.session.is_idle() {
-            IDLE
-        } else {
-            BEGINNING
-        };
-        self.handle.state.store(state, Ordering::Release);
-        self.count();
-        if state == IDLE && self.is_shutting_down {
-            self.handle.poke(SHUTDOWN);
-        }
-    }
 }
 
 fn context<'a>(
     proxy: &'a Proxy,
-    settings: &'a Settings,
+    scope: &'a Scope,
     catalog: &'a Catalog,
     topology: &'a Topology,
 ) -> Context<'a> {
     Context {
-        rules: &settings.rules,
+        rules: &scope.rules,
         statements: &proxy.statements,
         catalog,
         topology,
+        load: &*proxy.loads,
     }
 }

@@ -4,26 +4,25 @@
 //! milliseconds, so whoever has taken longest goes when another one comes.
 
 use std::collections::VecDeque;
-use std::net::SocketAddr;
-use std::os::fd::AsFd;
+use std::net::IpAddr;
 use std::sync::Arc;
 use std::time::Duration;
 
-use tokio::net::{TcpListener, TcpSocket, TcpStream};
 use tokio::sync::{mpsc, oneshot};
 use tokio::task::JoinHandle;
 use tokio::time::Instant;
 
+use crate::config::ConfigError;
+
 use super::Proxy;
 use super::descriptors;
+use super::endpoints::{Endpoints, Inherited, ListenError, listen};
 use super::handle::SHUTDOWN;
 use super::handover;
 use super::handover::{Giver, HandoverError, Predecessor, Request, Taken, TakeoverError, ToServe};
+use super::rest::Rest;
 use super::socket::Socket;
 use super::startup;
-
-/// Connections that wait to be accepted.
-const BACKLOG: u32 = 1024;
 
 /// Connections that have not proved yet who they are.
 const STRANGERS: usize = 1000;
@@ -53,14 +52,12 @@ impl Strangers {
 /// Why a proxy cannot serve.
 #[derive(Debug, thiserror::Error)]
 pub enum ServeError {
-    /// The address cannot be listened at.
-    #[error("cannot listen at {address}")]
-    Listen {
-        /// The address.
-        address: SocketAddr,
-        /// Why.
-        source: std::io::Error,
-    },
+    /// An address cannot be listened at.
+    #[error(transparent)]
+    Listen(#[from] ListenError),
+    /// The rules of who may come from where are not understood.
+    #[error(transparent)]
+    Config(#[from] ConfigError),
     /// No random numbers.
     #[error("the system has no random numbers")]
     Random(#[source] getrandom::Error),
@@ -83,26 +80,27 @@ pub async fn serve(
     shutdown: impl Future<Output = ()>,
 ) -> Result<(), ServeError> {
     descriptors::allow(proxy.config.max_clients + STRANGERS);
-    let listener = match &predecessor {
-        Some(predecessor) => predecessor.listener(&proxy).await?,
-        None => None,
+    let inherited = match &predecessor {
+        Some(predecessor) => predecessor.sockets(&proxy).await?,
+        None => Inherited::default(),
     };
-    let address = proxy.config.listen;
-    let listener = match listener {
-        Some(listener) => listener,
-        None => listen(address).map_err(|source| ServeError::Listen { address, source })?,
-    };
-    tracing::info!(%address, "the proxy listens");
+    let endpoints = Endpoints::listen(&proxy.config, inherited)?;
+    tracing::info!(address = %proxy.config.listen, "the proxy listens");
     let _signals = handover::restart_by_signal(&proxy);
-    let mut serving = Serving::new(proxy.clone(), listener);
+    let mut serving = Serving::new(proxy.clone(), endpoints);
     if let Some(predecessor) = predecessor {
         predecessor.has_listener().await?;
         let (go, goes) = oneshot::channel();
-        serving.accepts = false;
         serving.goes = Some(goes);
         serving.taking = Some(tokio::spawn(predecessor.take(proxy.clone(), go)));
+    } else {
+        serving.accept_from_now_on()?;
     }
     let ended = serving.run(shutdown).await;
+    // As long as it does not accept connections, another process does.
+    if serving.accepts {
+        serving.endpoints.remove();
+    }
     drop(serving);
     if matches!(ended, Ok(())) {
         drain(&proxy).await;
@@ -113,8 +111,10 @@ pub async fn serve(
 /// Accepting connections, and what goes on beside it.
 struct Serving {
     proxy: Arc<Proxy>,
-    listener: TcpListener,
+    endpoints: Endpoints,
     accepts: bool,
+    /// It is there as long as connections are accepted.
+    rest: Option<Rest>,
     strangers: Strangers,
     requests: Option<mpsc::UnboundedReceiver<Request>>,
     /// Told when connections are to be accepted, by who takes over from another process.
@@ -144,10 +144,11 @@ impl Giving {
 }
 
 impl Serving {
-    fn new(proxy: Arc<Proxy>, listener: TcpListener) -> Serving {
+    fn new(proxy: Arc<Proxy>, endpoints: Endpoints) -> Serving {
         Serving {
-            listener,
-            accepts: true,
+            endpoints,
+            accepts: false,
+            rest: None,
             strangers: Strangers::default(),
             requests: proxy.handover.requests(),
             goes: None,
@@ -163,18 +164,20 @@ impl Serving {
         loop {
             tokio::select! {
                 () = &mut shutdown => break,
-                accepted = self.listener.accept(), if self.accepts => self.accept(accepted).await,
+                accepted = self.endpoints.accept(), if self.accepts => self.accept(accepted).await,
                 Some(request) = next(&mut self.requests) => self.hand_over(request),
                 goes = goes(&mut self.goes) => {
                     self.goes = None;
-                    self.accepts |= goes;
+                    if goes {
+                        self.accept_again();
+                    }
                 }
                 taken = finished(&mut self.taking) => {
                     self.taking = None;
                     if taken == Taken::Nothing {
                         return Err(ServeError::Takeover(TakeoverError::Abandoned));
                     }
-                    self.accepts = true;
+                    self.accept_again();
                 }
                 told = told(&mut self.giving) => if self.heed(told) { break },
                 () = passed(self.deadline) => break,
@@ -186,20 +189,32 @@ impl Serving {
         Ok(())
     }
 
-    async fn accept(&mut self, accepted: std::io::Result<(TcpStream, SocketAddr)>) {
+    async fn accept(&mut self, accepted: std::io::Result<(Socket, Option<IpAddr>)>) {
         match accepted {
-            Ok((stream, peer)) => {
-                // Latency is all that Nagle's algorithm would bring.
-                let _ = stream.set_nodelay(true);
-                let socket = Socket::Tcp(stream);
+            Ok((socket, peer)) => {
                 let sent_away = self.strangers.enter();
                 let proxy = self.proxy.clone();
-                tokio::spawn(startup::receive(proxy, socket, Some(peer.ip()), sent_away));
+                tokio::spawn(startup::receive(proxy, socket, peer, sent_away));
             }
             Err(error) => {
                 tracing::warn!(%error, "a connection could not be accepted");
                 tokio::time::sleep(Duration::from_millis(100)).await;
             }
+        }
+    }
+
+    fn accept_from_now_on(&mut self) -> Result<(), ListenError> {
+        self.accepts = true;
+        if let (Some(address), None) = (self.proxy.config.rest, &self.rest) {
+            self.rest = Some(Rest::serve(self.proxy.clone(), listen(address)?));
+        }
+        Ok(())
+    }
+
+    /// The same where clients matter more than metrics.
+    fn accept_again(&mut self) {
+        if let Err(error) = self.accept_from_now_on() {
+            tracing::error!(error = &error as &dyn std::error::Error, "no metrics");
         }
     }
 
@@ -214,19 +229,15 @@ impl Serving {
         } else {
             None
         };
-        let listener = match refusal {
+        let sockets = match refusal {
             Some(refusal) => Err(refusal),
-            None => self
-                .listener
-                .as_fd()
-                .try_clone_to_owned()
-                .map_err(HandoverError::Start),
+            None => self.endpoints.descriptors().map_err(HandoverError::Start),
         };
-        match listener {
-            Ok(listener) => {
+        match sockets {
+            Ok(sockets) => {
                 let (tell, told) = mpsc::unbounded_channel();
                 let (ends, ended) = oneshot::channel();
-                let giver = Giver::new(self.proxy.clone(), listener, tell, request, ended);
+                let giver = Giver::new(self.proxy.clone(), sockets, tell, request, ended);
                 let task = tokio::spawn(giver.run());
                 self.giving = Some(Giving { task, told, ends });
             }
@@ -242,11 +253,12 @@ impl Serving {
         match told {
             ToServe::StopAccepting => {
                 self.accepts = false;
+                self.rest = None;
                 let time = self.proxy.settings().config.handover_timeout;
                 self.deadline = Some(Instant::now() + time);
             }
             ToServe::AcceptAgain => {
-                self.accepts = true;
+                self.accept_again();
                 self.deadline = None;
             }
             ToServe::Over => self.giving = None,
@@ -291,19 +303,6 @@ async fn passed(deadline: Option<Instant>) {
         Some(deadline) => tokio::time::sleep_until(deadline).await,
         None => std::future::pending().await,
     }
-}
-
-/// Several processes may listen at the same address: a new one begins before the old one has ended.
-fn listen(address: SocketAddr) -> std::io::Result<TcpListener> {
-    let socket = if address.is_ipv4() {
-        TcpSocket::new_v4()?
-    } else {
-        TcpSocket::new_v6()?
-    };
-    socket.set_reuseaddr(true)?;
-    socket.set_reuseport(true)?;
-    socket.bind(address)?;
-    socket.listen(BACKLOG)
 }
 
 /// Idle clients go at once, others when their transaction ends.

@@ -10,6 +10,7 @@ use serde::{Deserialize, Serialize};
 use tokio::time::Instant;
 use volume::lsn::Lsn;
 
+use crate::config::Mode;
 use crate::core::session::{Reported, Role, Server};
 use crate::core::settings::Settings;
 use crate::core::topology::ServerRun;
@@ -152,8 +153,12 @@ impl std::fmt::Debug for Conn {
 pub struct Login {
     /// The role.
     pub user: String,
-    /// The database.
+    /// The database, by the name that clients ask for.
+    pub name: String,
+    /// The same, by its name in PostgreSQL.
     pub database: String,
+    /// Unit for which clients have its connections.
+    pub mode: Mode,
     /// What else the startup message says.
     pub parameters: Vec<(String, String)>,
     /// What proves the password, if the user has one.

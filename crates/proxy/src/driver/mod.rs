@@ -11,33 +11,39 @@ mod client;
 mod cluster;
 pub mod descriptors;
 pub mod dial;
+mod endpoints;
 pub mod file_source;
 mod handle;
 mod handover;
 mod health;
 mod listener;
+mod loads;
 mod login;
+mod metrics;
 mod pool;
 mod positions;
 mod proof;
+mod quotas;
 mod relay;
+mod rest;
 pub mod socket;
 pub mod source;
 mod startup;
+mod stats;
 mod totals;
 
-use std::collections::HashMap;
+use std::collections::{BTreeMap, HashMap};
 use std::error::Error;
 use std::sync::{Arc, Weak};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use dax::tls::PostgresServer;
 use parking_lot::{Mutex, RwLock};
 
-use crate::config::Config;
-use crate::core::session::Rules;
+use crate::config::{Config, ConfigError, Mode, Scope};
+use crate::core::hba;
 use crate::core::sql::Statements;
-use crate::core::topology::NodeName;
+use crate::core::topology::{NodeName, Place};
 use protocol::scram::Keys;
 
 use catalog::{Catalogs, OwnLogin};
@@ -45,10 +51,13 @@ use dial::Dialer;
 use handle::Handles;
 use handover::{Handover, HandoverError};
 use health::Asked;
+use loads::Loads;
 use login::Login;
-use pool::{Limits, Place, Pool};
+use pool::{Common, Limits, Pool};
 use positions::Positions;
+use quotas::Quotas;
 use source::Source;
+use stats::{Names, Stats};
 use totals::Totals;
 
 pub use cluster::Cluster;
@@ -70,15 +79,29 @@ pub enum ReloadError {
     Unusable(#[source] Box<dyn Error + Send + Sync>),
 }
 
-/// What may change while a proxy runs.
-pub struct Settings {
-    /// As it was read last.
+/// User, database by both its names, mode, and parameters of the startup message.
+type PoolKey = (String, String, String, Mode, Vec<(String, String)>);
+
+/// Settings that may change while a proxy runs.
+struct Settings {
+    /// The configuration that was read last.
     config: Config,
-    /// What it says about sessions.
-    rules: Rules,
+    /// Rules of who may come from where, if there are any.
+    rules: Option<hba::Rules>,
 }
 
-type PoolKey = (String, String, Vec<(String, String)>);
+impl Settings {
+    /// Reads the files that the configuration names.
+    fn load(config: Config) -> Result<Settings, ConfigError> {
+        let rules = config.load_rules()?;
+        Ok(Settings { config, rules })
+    }
+
+    /// Those that count for a client with this login.
+    fn scope(&self, login: &Login) -> Arc<Scope> {
+        Arc::new(self.config.scope(&login.name, &login.user, login.mode))
+    }
+}
 
 /// What all tasks of a proxy share.
 pub struct Proxy {
@@ -92,7 +115,10 @@ pub struct Proxy {
     handles: Arc<Handles>,
     positions: Positions,
     pools: Mutex<HashMap<PoolKey, Arc<Pool>>>,
+    quotas: Arc<Quotas>,
+    loads: Arc<Loads>,
     totals: Arc<Totals>,
+    stats: Stats,
     handover: Handover,
     tls: Option<PostgresServer>,
     dialer: Dialer,
@@ -105,21 +131,14 @@ const SWEEPS: u32 = 10;
 /// But not more and not less often than that.
 const SWEEP_EVERY: [Duration; 2] = [Duration::from_millis(100), Duration::from_secs(10)];
 
-fn limits_of(config: &Config) -> Limits {
+fn limits_of(config: &Config, login: &Login) -> Limits {
     let some = |time: Duration| (!time.is_zero()).then_some(time);
     Limits {
-        size: config.pool_size,
+        size: config.size_of(&login.name, &login.user),
         wait: config.query_wait_timeout,
         takeover_wait: config.takeover_wait,
         idle: some(config.server_idle_timeout),
         lifetime: some(config.server_lifetime),
-    }
-}
-
-impl Settings {
-    fn new(config: Config) -> Settings {
-        let rules = config.rules();
-        Settings { config, rules }
     }
 }
 
@@ -141,16 +160,20 @@ impl Proxy {
         getrandom::fill(&mut secret).map_err(ServeError::Random)?;
         let tls = config.tls.as_ref().map(|tls| tls.load());
         let dialer = Dialer::new(&config.server_tls).map_err(ServeError::Tls)?;
+        let settings = Settings::load(config.clone())?;
         tokio::spawn(source.clone().run(cluster.clone()));
         let proxy = Arc::new(Proxy {
             again,
-            settings: RwLock::new(Arc::new(Settings::new(config.clone()))),
+            settings: RwLock::new(Arc::new(settings)),
             statements: Statements::default(),
             catalogs: Catalogs::new(OwnLogin::new(&config, dialer.clone()), cluster.clone()),
             positions: Positions::new(source, cluster.clone()),
             cluster,
             handles,
             pools: Mutex::default(),
+            quotas: Arc::default(),
+            loads: Arc::default(),
+            stats: Stats::default(),
             totals,
             handover: Handover::default(),
             tls: tls.transpose().map_err(ServeError::Tls)?,
@@ -158,6 +181,7 @@ impl Proxy {
             secret,
             config,
         });
+        proxy.quotas.set(proxy.config.most());
         tokio::spawn(sweep(Arc::downgrade(&proxy)));
         let watched = Arc::downgrade(&proxy);
         let whom = move || Some(watched.upgrade()?.standbys_to_ask());
@@ -207,14 +231,16 @@ impl Proxy {
     /// If there is nothing to read, or it makes no sense: then nothing has changed.
     pub fn reload(&self) -> Result<Vec<&'static str>, ReloadError> {
         let again = self.again.as_ref().ok_or(ReloadError::NoFile)?;
-        let mut config = again().map_err(ReloadError::Unusable)?;
+        let config = again().map_err(ReloadError::Unusable)?;
         let waits = self.config.fixed_that_differ(&config);
-        config.pool_mode = self.config.pool_mode;
-        let limits = limits_of(&config);
-        *self.settings.write() = Arc::new(Settings::new(config));
+        let most = config.most();
+        let settings = Settings::load(config);
+        let settings = Arc::new(settings.map_err(|error| ReloadError::Unusable(error.into()))?);
+        *self.settings.write() = settings.clone();
         for pool in self.pools.lock().values() {
-            pool.set_limits(limits.clone());
+            pool.set_limits(limits_of(&settings.config, &pool.login()));
         }
+        self.quotas.set(most);
         Ok(waits)
     }
 
@@ -231,29 +257,43 @@ impl Proxy {
         self.handover.request().await
     }
 
-    /// What counts now.
+    /// Settings that count now.
     fn settings(&self) -> Arc<Settings> {
         self.settings.read().clone()
     }
 
-    /// What was counted, as Prometheus reads it.
-    pub fn metrics(&self) -> String {
-        admin::metrics(self)
+    /// Pools by database and user.
+    fn pools_by_names(&self) -> BTreeMap<Names, Vec<Arc<Pool>>> {
+        let mut pools: BTreeMap<Names, Vec<Arc<Pool>>> = BTreeMap::new();
+        for pool in self.pools.lock().values() {
+            let login = pool.login();
+            let names = (login.name, login.user);
+            pools.entry(names).or_default().push(pool.clone());
+        }
+        pools
     }
 
     fn new_pool(&self, login: Login) -> Pool {
-        let limits = limits_of(&self.settings().config);
-        Pool::new(login, limits, self.cluster.clone(), self.dialer.clone())
+        let limits = limits_of(&self.settings().config, &login);
+        let common = Common {
+            cluster: self.cluster.clone(),
+            dialer: self.dialer.clone(),
+            quotas: self.quotas.clone(),
+            loads: self.loads.clone(),
+        };
+        Pool::new(login, limits, common)
     }
 
     /// The pool of a user and a database.
     fn pool(&self, login: Login) -> Arc<Pool> {
+        let keys: Option<Keys> = login.keys.clone();
         let key = (
             login.user.clone(),
+            login.name.clone(),
             login.database.clone(),
+            login.mode,
             login.parameters.clone(),
         );
-        let keys: Option<Keys> = login.keys.clone();
         let mut pools = self.pools.lock();
         let pool = pools
             .entry(key)
@@ -269,11 +309,19 @@ async fn sweep(proxy: Weak<Proxy>) {
         let Some(proxy) = proxy.upgrade() else {
             return;
         };
-        let limits = limits_of(&proxy.settings().config);
+        let settings = proxy.settings();
         proxy.close_old();
+        proxy.stats.tick(Instant::now());
         drop(proxy);
-        let shortest = limits.idle.into_iter().chain(limits.lifetime).min();
+        let Config {
+            server_idle_timeout,
+            server_lifetime,
+            ..
+        } = settings.config;
+        let mut limits = [server_idle_timeout, server_lifetime].to_vec();
+        limits.retain(|time| !time.is_zero());
         let [least, most] = SWEEP_EVERY;
+        let shortest = limits.into_iter().min();
         let pause = shortest.map_or(most, |time| (time / SWEEPS).clamp(least, most));
         tokio::time::sleep(pause).await;
     }

@@ -1,24 +1,31 @@
 //! Connections to servers of one user to one database.
 //!
-//! Invariant: no more of them are open to one server than the limit, and who waits longest is served first.
+//! Invariant: no more of them are open to one server than the limit, and who waits longest is served first. Limits that pools
+//! share are kept by `quotas`.
+
+mod shelf;
 
 use std::collections::{BTreeSet, HashMap};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 use parking_lot::Mutex;
-use tokio::sync::{OwnedSemaphorePermit, Semaphore};
+use tokio::sync::OwnedSemaphorePermit;
 use tokio::time::Instant;
 
+use crate::core::quota::{Group, Owner};
 use crate::core::session::{Role, Server};
-use crate::core::topology::{NodeName, Topology};
+use crate::core::topology::{Place, Topology};
 use protocol::frame::Refusal;
 use protocol::scram::Keys;
 
 use super::cluster::Cluster;
 use super::dial::Dialer;
+use super::loads::{InUse, Loads};
 use super::login::{Conn, Login, LoginError, log_in};
+use super::quotas::{Got, Idle, Quotas, Share, Stocked};
+use shelf::Shelf;
 
 /// How long to wait before an unreachable active is tried again, unless there is news of another.
 const TRY_AGAIN: Duration = Duration::from_millis(50);
@@ -31,30 +38,31 @@ const NEWS_WITHIN: Duration = Duration::from_secs(3);
 pub struct Held {
     /// The connection.
     pub conn: Box<Conn>,
-    /// Its share of the limit.
+    /// Its share of the limits of several pools.
+    share: Share,
+    /// Its share of the limit of its own.
     permit: OwnedSemaphorePermit,
+    _in_use: InUse,
 }
 
-/// Which server.
-#[derive(Debug, Clone, PartialEq, Eq, Hash)]
-pub enum Place {
-    /// Whoever is active.
-    Active,
-    /// A standby.
-    Standby(NodeName),
+impl Held {
+    fn new(stocked: Stocked, permit: OwnedSemaphorePermit, shelf: &Shelf) -> Held {
+        let Stocked { conn, share } = stocked;
+        Held {
+            conn,
+            share,
+            permit,
+            _in_use: InUse::new(&shelf.in_use),
+        }
+    }
+
+    /// The connection, and what counts as long as it is there.
+    pub fn into_parts(self) -> (Box<Conn>, Share) {
+        (self.conn, self.share)
+    }
 }
 
-/// Connections to one server that nobody has.
-struct Shelf {
-    // Boxed, as they go to clients and come back: a connection is large.
-    #[allow(clippy::vec_box, reason = "moved in and out as they are")]
-    idle: Mutex<Vec<Box<Conn>>>,
-    share: Arc<Semaphore>,
-    /// Permits to be given up when they come back: the limit was lowered while they were in use.
-    excess: AtomicUsize,
-}
-
-/// What a pool goes by.
+/// Limits of a pool.
 #[derive(Debug, Clone)]
 pub struct Limits {
     /// Connections to one server.
@@ -78,12 +86,25 @@ impl Limits {
     }
 }
 
+/// Parts of a proxy that all its pools share.
+#[derive(Clone)]
+pub struct Common {
+    /// The cluster, as far as it is known.
+    pub cluster: Arc<Cluster>,
+    /// Connects to servers.
+    pub dialer: Dialer,
+    /// Limits of several pools.
+    pub quotas: Arc<Quotas>,
+    /// Connections that clients have.
+    pub loads: Arc<Loads>,
+}
+
 /// The connections of one user to one database.
 pub struct Pool {
+    number: u64,
     login: Mutex<Login>,
     limits: Mutex<Limits>,
-    cluster: Arc<Cluster>,
-    dialer: Dialer,
+    common: Common,
     shelves: Mutex<HashMap<Place, Arc<Shelf>>>,
     /// Since when each client waits that does, in order.
     waits: Mutex<BTreeSet<(Instant, u64)>>,
@@ -115,19 +136,19 @@ pub struct Shown {
 
 impl Pool {
     /// An empty pool.
-    pub fn new(login: Login, limits: Limits, cluster: Arc<Cluster>, dialer: Dialer) -> Pool {
+    pub fn new(login: Login, limits: Limits, common: Common) -> Pool {
         Pool {
+            number: common.quotas.number(),
             login: Mutex::new(login),
             limits: Mutex::new(limits),
-            cluster,
-            dialer,
+            common,
             shelves: Mutex::default(),
             waits: Mutex::default(),
             turns: AtomicU64::new(0),
         }
     }
 
-    /// Who logs in.
+    /// The login of its connections.
     pub fn login(&self) -> Login {
         self.login.lock().clone()
     }
@@ -144,11 +165,20 @@ impl Pool {
         if let Some(shelf) = shelves.get(place) {
             return shelf.clone();
         }
-        let shelf = Arc::new(Shelf {
-            idle: Mutex::default(),
-            share: Arc::new(Semaphore::new(self.limits.lock().size)),
-            excess: AtomicUsize::new(0),
+        let owner = Arc::new({
+            let login = self.login.lock();
+            Owner {
+                pool: self.number,
+                place: place.clone(),
+                database: login.name.as_str().into(),
+                user: login.user.as_str().into(),
+            }
         });
+        let in_use = self.common.loads.counter(place);
+        let size = self.limits.lock().size;
+        let shelf = Arc::new(Shelf::new(owner.clone(), size, in_use));
+        let idle = Arc::downgrade(&shelf);
+        self.common.quotas.register(&owner, idle);
         shelves.insert(place.clone(), shelf.clone());
         shelf
     }
@@ -157,8 +187,7 @@ impl Pool {
     pub fn try_take(&self, place: &Place, topology: &Topology) -> Option<Held> {
         let shelf = self.shelf(place);
         let permit = shelf.share.clone().try_acquire_owned().ok()?;
-        let conn = shelf.take(place, topology)?;
-        Some(Held { conn, permit })
+        Some(Held::new(shelf.take(topology)?, permit, &shelf))
     }
 
     /// A connection, when there is one. The second value tells that the server could not be had at once.
@@ -167,45 +196,67 @@ impl Pool {
     /// What to tell the client.
     pub async fn take(self: Arc<Pool>, place: Place) -> Result<(Held, bool), Refusal> {
         let shelf = self.shelf(&place);
-        let waiting = self.begin_to_wait();
-        let share = shelf.share.clone().acquire_owned();
         let limits = self.limits.lock().clone();
-        let permit = tokio::time::timeout(limits.wait, share).await;
-        drop(waiting);
-        let Ok(Ok(permit)) = permit else {
-            return Err(all_in_use(&limits));
+        let (permit, share) = match self.turn(&shelf, &limits).await? {
+            (permit, Got::Stocked(stocked)) => {
+                return Ok((Held::new(stocked, permit, &shelf), false));
+            }
+            (permit, Got::Share(share)) => (permit, share),
         };
         let since = Instant::now();
-        let deadline = since + limits.takeover_wait;
         let mut waited = false;
         loop {
-            let topology = self.cluster.topology();
-            if let Some(conn) = shelf.take(&place, &topology) {
-                return Ok((Held { conn, permit }, waited));
+            let topology = self.common.cluster.topology();
+            if waited && let Some(stocked) = shelf.take(&topology) {
+                return Ok((Held::new(stocked, permit, &shelf), waited));
             }
             let believes = since.elapsed() >= NEWS_WITHIN;
             match self.connect(&place, &topology, believes).await {
                 Ok(conn) => {
-                    return Ok((
-                        Held {
-                            conn: Box::new(conn),
-                            permit,
-                        },
-                        waited,
-                    ));
+                    let conn = Box::new(conn);
+                    return Ok((Held::new(Stocked { conn, share }, permit, &shelf), waited));
                 }
                 Err(LoginError::Refused(words)) => return Err(refusal_of(&words)),
                 Err(LoginError::Denied(refusal)) => return Err(refusal),
                 Err(LoginError::Unavailable(why)) => {
                     let is_standby = matches!(place, Place::Standby(_));
-                    if is_standby || Instant::now() >= deadline {
+                    if is_standby || since.elapsed() >= limits.takeover_wait {
                         return Err(unavailable(&why));
                     }
                     tracing::debug!(why, "no connection to the active yet");
                 }
             }
             waited = true;
-            self.cluster.news_within(TRY_AGAIN).await;
+            self.common.cluster.news_within(TRY_AGAIN).await;
+        }
+    }
+
+    /// Waits until a connection is there, or may be opened.
+    async fn turn(
+        &self,
+        shelf: &Shelf,
+        limits: &Limits,
+    ) -> Result<(OwnedSemaphorePermit, Got), Refusal> {
+        let _waiting = self.begin_to_wait();
+        let until = Instant::now() + limits.wait;
+        let share = shelf.share.clone().acquire_owned();
+        let Ok(Ok(permit)) = tokio::time::timeout_at(until, share).await else {
+            return Err(all_in_use(limits));
+        };
+        loop {
+            if let Some(stocked) = shelf.take(&self.common.cluster.topology()) {
+                return Ok((permit, Got::Stocked(stocked)));
+            }
+            match self.common.quotas.open(&shelf.owner, until).await {
+                None => return Err(self.quota_is_full(&shelf.owner, limits)),
+                Some(Got::Share(share)) => return Ok((permit, Got::Share(share))),
+                Some(Got::Stocked(stocked)) => {
+                    let topology = self.common.cluster.topology();
+                    if let Some(stocked) = shelf.is_good(stocked, &topology) {
+                        return Ok((permit, Got::Stocked(stocked)));
+                    }
+                }
+            }
         }
     }
 
@@ -228,7 +279,7 @@ impl Pool {
                 (standby.address.clone(), Role::Standby(name.clone()))
             }
         };
-        let mut conn = log_in(&self.dialer, &address, &self.login(), role).await?;
+        let mut conn = log_in(&self.common.dialer, &address, &self.login(), role).await?;
         if *place == Place::Active
             && let Some(server) = &mut conn.server
         {
@@ -261,7 +312,12 @@ impl Pool {
     }
 
     fn shelve(&self, held: Held, server: Box<Server>) {
-        let Held { mut conn, permit } = held;
+        let Held {
+            mut conn,
+            share,
+            permit,
+            ..
+        } = held;
         if !conn.input.is_empty() || conn.rest > 0 {
             return;
         }
@@ -276,16 +332,25 @@ impl Pool {
             return;
         }
         conn.server = Some(server);
-        shelf.idle.lock().push(conn);
+        shelf.put(Stocked { conn, share });
+        self.common.quotas.offer(&shelf.owner, &*shelf);
     }
 
     /// Closes what has been unused, or there, for too long.
     pub fn close_old(&self) {
         let (limits, now) = (self.limits.lock().clone(), Instant::now());
+        self.close_where(|conn| limits.end(conn, now));
+    }
+
+    /// Closes what nobody uses.
+    pub fn close_idle(&self) {
+        self.close_where(|_| true);
+    }
+
+    fn close_where(&self, is_to_go: impl Fn(&Conn) -> bool) {
         for shelf in self.shelves.lock().values() {
-            let mut idle = shelf.idle.lock();
-            let old = idle.extract_if(.., |conn| limits.end(conn, now));
-            old.for_each(|conn| conn.close());
+            let gone = shelf.remove(&is_to_go);
+            gone.into_iter().for_each(Stocked::close);
         }
     }
 
@@ -308,45 +373,29 @@ impl Pool {
 
     /// True if it has connections to this server, in use or not.
     pub fn is_connected_to(&self, place: &Place) -> bool {
+        let size = self.limits.lock().size;
         let shelves = self.shelves.lock();
-        shelves.get(place).is_some_and(|shelf| {
-            shelf.share.available_permits() < self.limits.lock().size
-                || !shelf.idle.lock().is_empty()
-        })
+        let shelf = shelves.get(place);
+        shelf.is_some_and(|shelf| shelf.used(size) > 0 || shelf.idle() > 0)
     }
 
     /// True if it has any that nobody uses.
     pub fn has_connections(&self) -> bool {
         let shelves = self.shelves.lock();
-        shelves.values().any(|shelf| !shelf.idle.lock().is_empty())
+        shelves.values().any(|shelf| shelf.idle() > 0)
     }
 
     /// A connection of another process, in use.
     pub fn adopt(&self, conn: Conn) -> Held {
         let shelf = self.shelf(&Place::Active);
+        let share = self.common.quotas.adopt(&shelf.owner);
         let conn = Box::new(conn);
-        loop {
-            if let Ok(permit) = shelf.share.clone().try_acquire_owned() {
-                return Held { conn, permit };
-            }
-            // It is there, whatever the limit says: one more, to be given up when it comes back.
-            shelf.excess.fetch_add(1, Ordering::AcqRel);
-            shelf.share.add_permits(1);
-        }
+        Held::new(Stocked { conn, share }, shelf.adopt(), &shelf)
     }
 
     /// All connections to the active that nobody uses.
-    #[allow(clippy::vec_box, reason = "moved in and out as they are")]
-    pub fn take_idle(&self) -> Vec<Box<Conn>> {
-        std::mem::take(&mut *self.shelf(&Place::Active).idle.lock())
-    }
-
-    /// Closes what nobody uses.
-    pub fn close_idle(&self) {
-        for shelf in self.shelves.lock().values() {
-            let idle = std::mem::take(&mut *shelf.idle.lock());
-            idle.into_iter().for_each(|conn| conn.close());
-        }
+    pub fn take_idle(&self) -> Vec<Stocked> {
+        self.shelf(&Place::Active).remove(|_| true)
     }
 
     /// Counts, to show.
@@ -355,9 +404,8 @@ impl Pool {
         let shelves = self.shelves.lock();
         let shown = shelves.iter().map(|(place, shelf)| Shown {
             place: place.clone(),
-            used: (size + shelf.excess.load(Ordering::Acquire))
-                .saturating_sub(shelf.share.available_permits()),
-            idle: shelf.idle.lock().len(),
+            used: shelf.used(size),
+            idle: shelf.idle(),
         });
         shown.collect()
     }
@@ -369,8 +417,34 @@ impl Pool {
         let size = limits.size;
         let before = std::mem::replace(&mut *self.limits.lock(), limits).size;
         for shelf in shelves.values() {
-            shelf.resize(before, size);
+            let surplus = shelf.resize(before, size);
+            surplus.into_iter().for_each(Stocked::close);
         }
+    }
+
+    fn quota_is_full(&self, owner: &Owner, limits: &Limits) -> Refusal {
+        let mut key = "max_db_connections";
+        let mut detail = String::new();
+        for group in owner.groups() {
+            let (most, open) = self.common.quotas.show(&group);
+            let open = open.get(&owner.place).copied().unwrap_or(0);
+            if most > 0 && open >= most {
+                let whose = match group {
+                    Group::Database(name) => format!("database \"{name}\""),
+                    Group::User(name) => {
+                        key = "max_user_connections";
+                        format!("user \"{name}\"")
+                    }
+                };
+                detail = format!(
+                    "{open} connections of {whose} are open, and none became free in {:?}.",
+                    limits.wait
+                );
+            }
+        }
+        Refusal::error("53300", "all connections to the server are in use")
+            .detail(detail)
+            .hint(format!("Raise {key}, or end transactions sooner."))
     }
 }
 
@@ -381,56 +455,6 @@ fn all_in_use(limits: &Limits) -> Refusal {
             limits.size, limits.wait
         ))
         .hint("Raise pool_size, or end transactions sooner.")
-}
-
-impl Shelf {
-    /// Allows `size` connections instead of `before`.
-    fn resize(&self, before: usize, size: usize) {
-        let mut more = size.saturating_sub(before);
-        while more > 0 && self.take_excess() {
-            more -= 1;
-        }
-        self.share.add_permits(more);
-        let fewer = before.saturating_sub(size);
-        let in_use = fewer - self.share.forget_permits(fewer);
-        self.excess.fetch_add(in_use, Ordering::AcqRel);
-        let mut idle = self.idle.lock();
-        let keep = idle.len().min(size);
-        // The newest are used first.
-        let surplus = idle.len() - keep;
-        idle.drain(..surplus).for_each(|conn| conn.close());
-    }
-
-    /// A permit comes back. Whether it is one too many, which is then gone.
-    fn gives_up(&self, permit: OwnedSemaphorePermit) -> bool {
-        let is_excess = self.take_excess();
-        if is_excess {
-            permit.forget();
-        }
-        is_excess
-    }
-
-    fn take_excess(&self) -> bool {
-        let fewer = |excess: usize| excess.checked_sub(1);
-        self.excess
-            .fetch_update(Ordering::AcqRel, Ordering::Acquire, fewer)
-            .is_ok()
-    }
-
-    /// The connection used last that is still good.
-    fn take(&self, place: &Place, topology: &Topology) -> Option<Box<Conn>> {
-        loop {
-            let mut conn = self.idle.lock().pop()?;
-            let epoch = conn.server.as_ref().and_then(|server| server.epoch());
-            let is_current = match place {
-                Place::Active => epoch == Some(topology.epoch),
-                Place::Standby(_) => true,
-            };
-            if is_current && conn.socket.is_quiet() {
-                return Some(conn);
-            }
-        }
-    }
 }
 
 fn unavailable(why: &str) -> Refusal {

@@ -6,6 +6,7 @@ use std::task::{Context, Poll};
 use bytes::BytesMut;
 
 use super::handover::Guest;
+use super::quotas::Share;
 use super::socket::Socket;
 
 /// No more than this waits for a slow reader.
@@ -38,13 +39,13 @@ impl Flow {
 
 /// Passes on whatever either side says, until one of them is gone.
 ///
-/// The process stays as long.
+/// `_kept` is as long: the process stays for it, and the connection counts.
 pub async fn relay(
     mut client: Socket,
     mut server: Socket,
     input: BytesMut,
     greeting: BytesMut,
-    _guest: Guest,
+    _kept: (Guest, Share),
 ) {
     let mut up = Flow { waiting: input };
     let mut down = Flow { waiting: greeting };

@@ -147,6 +147,19 @@ impl Socket {
         self.poll_read(&mut cx, &mut unasked).is_pending()
     }
 
+    /// True if it is a socket on this machine.
+    pub fn is_unix(&self) -> bool {
+        matches!(self, Socket::Unix(_))
+    }
+
+    /// User of the operating system at the other end of a socket on this machine.
+    pub fn peer_user(&self) -> Option<u32> {
+        match self {
+            Socket::Unix(stream) => Some(stream.peer_cred().ok()?.uid()),
+            _ => None,
+        }
+    }
+
     /// True if it is encrypted.
     pub fn is_encrypted(&self) -> bool {
         matches!(self, Socket::Tls(_))

@@ -1,33 +1,34 @@
 //! The beginning of a client's connection: encryption, what it wants, who it is.
 
+mod auth;
 mod message;
 
 use std::io;
 use std::net::IpAddr;
 use std::sync::Arc;
+use std::time::Instant;
 
 use bytes::{Buf, BufMut, BytesMut};
 use tokio::sync::oneshot;
 
-use crate::config::{Auth, Mode};
+use crate::config::{ADMIN_DATABASE, Mode};
 use crate::core::session::Session;
 use crate::core::settings::Settings;
+use crate::core::topology::Place;
 use protocol::frame::{self, CANCEL, GSS, Refusal, SSL};
-use protocol::scram::{self, Doorkeeper, Keys, Verifier};
+use protocol::scram::Keys;
 
 use super::Proxy;
 use super::admin;
 use super::catalog::Functions;
 use super::client::{Admitted, Client};
 use super::login::{Conn, Login, LoginError};
-use super::pool::{Held, Place, Pool, refusal_of};
+use super::pool::{Held, Pool, refusal_of};
+use super::quotas::Share;
 use super::relay::relay;
 use super::socket::Socket;
 
-use message::{Startup, add_host, read_startup, replicates, settings_of};
-
-/// A message of the authentication cannot be longer.
-const AUTH_BYTES: usize = 64 << 10;
+use message::{Startup, add_host, add_settings, read_startup, replicates, settings_of};
 
 const PROTOCOL_3: u32 = 3 << 16;
 /// Protocol 3.2 lets cancel keys be longer.
@@ -45,7 +46,7 @@ enum Turned {
     Operator,
     /// It replicates.
     #[error("a replication connection")]
-    Replication(Box<Conn>),
+    Replication(Box<Conn>, Share),
     /// It wanted something else than a session, and has got it.
     #[error("done")]
     Done,
@@ -124,14 +125,14 @@ impl Visit {
                 ));
                 None
             }
-            Err(Turned::Replication(conn)) => {
-                let guest = self.proxy.handover.guest();
+            Err(Turned::Replication(conn, share)) => {
+                let kept = (self.proxy.handover.guest(), share);
                 tokio::spawn(relay(
                     self.socket,
                     conn.socket,
                     self.input,
                     self.output,
-                    guest,
+                    kept,
                 ));
                 None
             }
@@ -145,14 +146,10 @@ impl Visit {
         startup: Startup,
         keys: Option<Keys>,
     ) -> Result<Admitted, Turned> {
-        let login = Login {
-            user: startup.user,
-            database: startup.database,
-            parameters: startup.parameters,
-            keys,
-        };
+        // It has a connection for itself, whatever clients of its user have.
+        let login = self.login(&startup, Mode::Session, keys);
         let pool = Arc::new(self.proxy.new_pool(login));
-        let mut conn = pool.take(Place::Active).await?.0.conn;
+        let (mut conn, share) = pool.take(Place::Active).await?.0.into_parts();
         let server = conn.server.take().ok_or(Turned::Done)?;
         frame::put(&mut self.output, b'R', &[&0u32.to_be_bytes()]);
         for (name, value) in server.reported.iter() {
@@ -165,7 +162,7 @@ impl Visit {
             &[&id.to_be_bytes(), &secret.to_be_bytes()],
         );
         frame::put_ready(&mut self.output, b'I');
-        Err(Turned::Replication(conn))
+        Err(Turned::Replication(conn, share))
     }
 
     /// An operator's session is none on a server.
@@ -200,32 +197,47 @@ impl Visit {
             return Err(too_many(limit).into());
         }
         self.negotiate(&startup);
-        let keys = self.authenticate(&startup.user).await?;
-        if startup.database == admin::DATABASE {
+        let keys = self.authenticate(&startup).await?;
+        if startup.database == ADMIN_DATABASE {
             return self.admit_operator(&startup.user);
         }
-        if replicates(&startup.parameters) {
+        if replicates(&startup.parameters).is_some() {
             return self.admit_replication(startup, keys).await;
         }
-        let is_session = self.proxy.config.pool_mode == Mode::Session;
-        let login = Login {
-            user: startup.user.clone(),
-            database: startup.database.clone(),
-            parameters: if is_session {
-                startup.parameters.clone()
-            } else {
-                Vec::new()
-            },
-            keys,
-        };
+        let config = self.proxy.settings();
+        let (name, user) = (&startup.database, &startup.user);
+        add_settings(
+            &mut startup.parameters,
+            config.config.settings_of(name, user),
+        );
+        let mode = config.config.mode_of(name, user);
+        let login = self.login(&startup, mode, keys);
         let mut settings = Settings::default();
-        if !is_session {
+        if mode == Mode::Transaction {
             settings_of(&startup.parameters, &mut settings);
         }
+        let database = login.database.clone();
         let pool = self.proxy.pool(login);
         let held = self.take_connection(&pool, &settings).await?;
-        let functions = self.proxy.catalogs.of(&startup.database).await;
+        let functions = self.proxy.catalogs.of(&database).await;
         self.welcome(&startup, pool, held, functions, settings)
+    }
+
+    /// The login of the connections that a client gets.
+    fn login(&self, startup: &Startup, mode: Mode, keys: Option<Keys>) -> Login {
+        let settings = self.proxy.settings();
+        let database = settings.config.dbname(&startup.database);
+        Login {
+            user: startup.user.clone(),
+            name: startup.database.clone(),
+            database: database.to_owned(),
+            mode,
+            parameters: match mode {
+                Mode::Session => startup.parameters.clone(),
+                Mode::Transaction => Vec::new(),
+            },
+            keys,
+        }
     }
 
     /// A connection with these settings: the client is greeted with what its server reports, whoever has had it before.
@@ -234,6 +246,7 @@ impl Visit {
         pool: &Arc<Pool>,
         settings: &Settings,
     ) -> Result<Held, Turned> {
+        let began = Instant::now();
         let topology = self.proxy.cluster.topology();
         let mut first = pool.try_take(&Place::Active, &topology);
         loop {
@@ -242,7 +255,12 @@ impl Visit {
                 None => pool.clone().take(Place::Active).await?.0,
             };
             match held.conn.set_up(settings).await {
-                Ok(()) => return Ok(held),
+                Ok(()) => {
+                    let login = pool.login();
+                    let own = self.proxy.stats.of(&login.name, &login.user);
+                    own.lock().waits.observe(began.elapsed());
+                    return Ok(held);
+                }
                 Err(LoginError::Refused(words)) => {
                     if let Some(server) = held.conn.server.take() {
                         pool.put(held, server);
@@ -264,7 +282,7 @@ impl Visit {
         functions: Functions,
         settings: Settings,
     ) -> Result<Admitted, Turned> {
-        let is_session = self.proxy.config.pool_mode == Mode::Session;
+        let is_session = pool.login().mode == Mode::Session;
         let secret_bytes = if startup.minor >= 2 { 32 } else { 4 };
         let handle = self
             .proxy
@@ -307,7 +325,10 @@ impl Visit {
             let packet = self.packet().await?;
             let mut body = &packet[..];
             match body.get_u32() {
-                SSL if !self.socket.is_encrypted() => self.encrypt().await?,
+                // As PostgreSQL, which encrypts connections over networks only.
+                SSL if !self.socket.is_encrypted() && !self.socket.is_unix() => {
+                    self.encrypt().await?
+                }
                 SSL | GSS => {
                     self.output.put_u8(b'N');
                     self.socket.drain(&mut self.output).await?;
@@ -347,7 +368,7 @@ impl Visit {
             .tls
             .as_ref()
             .is_some_and(|tls| tls.require);
-        requires && !self.socket.is_encrypted()
+        requires && !self.socket.is_encrypted() && !self.socket.is_unix()
     }
 
     /// A message without a tag, as a connection begins with, without its length.
@@ -400,72 +421,6 @@ impl Visit {
         }
         frame::put(&mut self.output, b'v', &[&body]);
     }
-
-    async fn authenticate(&mut self, user: &str) -> Result<Option<Keys>, Turned> {
-        if self.proxy.settings().config.auth == Auth::Trust {
-            return Ok(None);
-        }
-        let within = self.proxy.settings().config.takeover_wait;
-        let kept = self.proxy.catalogs.verifier(user, within).await;
-        let kept = kept.map_err(|error| {
-            tracing::warn!(error = &error as &dyn std::error::Error, "no verifiers");
-            Refusal::fatal("57P03", "the proxy cannot look up passwords now")
-                .detail(error.to_string())
-                .hint("Try again; [control] in the proxy's configuration says who looks them up.")
-        })?;
-        if kept.as_deref().is_some_and(|kept| kept.starts_with("md5")) {
-            let text = format!("the password of \"{user}\" is kept as an MD5 sum");
-            return Err(Refusal::fatal("28P01", text)
-                .hint("Set it again, with password_encryption = 'scram-sha-256'.")
-                .into());
-        }
-        let verifier = kept
-            .as_deref()
-            .and_then(Verifier::parse)
-            .unwrap_or_else(|| Verifier::of_nobody(&self.proxy.secret, user));
-        self.exchange(user, verifier).await.map(Some)
-    }
-
-    async fn exchange(&mut self, user: &str, verifier: Verifier) -> Result<Keys, Turned> {
-        let endpoint = self.endpoint.clone();
-        self.send_auth(10, &scram::offer(endpoint.is_some()))
-            .await?;
-        let first = self.auth_message().await?;
-        let (channel, first) =
-            scram::read_initial(&first, endpoint.as_deref()).map_err(|_| malformed())?;
-        let nonce = scram::nonce().map_err(|error| Refusal::fatal("58000", error.to_string()))?;
-        let begun = Doorkeeper::begin(verifier, channel, first, &nonce);
-        let (doorkeeper, answer) = begun.map_err(|error| error.refusal(user))?;
-        self.send_auth(11, answer.as_bytes()).await?;
-        let last = self.auth_message().await?;
-        let last = std::str::from_utf8(&last).map_err(|_| malformed())?;
-        let judged = doorkeeper.finish(last);
-        let (keys, answer) = judged.map_err(|error| error.refusal(user))?;
-        frame::put(
-            &mut self.output,
-            b'R',
-            &[&12u32.to_be_bytes(), answer.as_bytes()],
-        );
-        Ok(keys)
-    }
-
-    async fn send_auth(&mut self, step: u32, text: &[u8]) -> Result<(), Turned> {
-        frame::put(&mut self.output, b'R', &[&step.to_be_bytes(), text]);
-        Ok(self.socket.drain(&mut self.output).await?)
-    }
-
-    async fn auth_message(&mut self) -> Result<BytesMut, Turned> {
-        loop {
-            let taken = frame::take(&mut self.input, AUTH_BYTES);
-            match taken.map_err(|error| Refusal::fatal("08P01", error.to_string()))? {
-                Some(message) if message[0] == b'p' => {
-                    return Ok(BytesMut::from(frame::body(&message)));
-                }
-                Some(_) => return Err(malformed().into()),
-                None => self.read().await?,
-            }
-        }
-    }
 }
 
 fn too_many(limit: usize) -> Refusal {
@@ -482,8 +437,4 @@ fn unencrypted() -> Refusal {
 /// Somebody in between may have put it there, to be taken for what is said in private.
 pub fn unencrypted_data() -> Refusal {
     Refusal::fatal("08P01", "received unencrypted data after SSL request")
-}
-
-fn malformed() -> Refusal {
-    Refusal::fatal("08P01", "malformed authentication message")
 }

@@ -86,6 +86,8 @@ impl Totals {
         ] = self.read();
         Counts {
             units,
+            // Those of pools have these.
+            transactions: 0,
             on_standby,
             refused_by_standby,
             replayed,

@@ -12,7 +12,9 @@ async fn an_operator_sees_and_pauses() {
     let client = site.connect().await;
     client.batch_execute("SELECT 1").await.expect("answers");
     let operator = site.operate().await;
-    for what in ["POOLS", "CLIENTS", "SERVERS", "STATS", "CONFIG", "VERSION"] {
+    for what in [
+        "POOLS", "CLIENTS", "SERVERS", "STATS", "TOTALS", "CONFIG", "VERSION",
+    ] {
         let rows = operator
             .simple_query(&format!("SHOW {what}"))
             .await
@@ -95,12 +97,12 @@ async fn a_changed_configuration_counts_without_a_restart() {
         .expect("its transaction goes on");
     second.batch_execute("SELECT 1").await.expect("it is free");
 
-    site.reconfigure("pool_mode = \"transaction\"", "pool_mode = \"session\"");
+    site.reconfigure("auth = \"trust\"", "auth = \"trust\"\nthreads = 2");
     let waits = operator
         .simple_query("RELOAD")
         .await
         .expect("it makes sense");
-    assert_eq!(only_value(&waits), Some("pool_mode"));
+    assert_eq!(only_value(&waits), Some("threads"));
 
     site.reconfigure("max_clients = 3", "max_clients = \"many\"");
     let refused = operator

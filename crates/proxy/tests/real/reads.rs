@@ -4,9 +4,9 @@ use std::time::Duration;
 
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
-use tokio_postgres::Client;
+use tokio_postgres::{Client, SimpleQueryMessage};
 
-use crate::server::psql;
+use crate::server::{Server, psql};
 use crate::site::Site;
 
 async fn is_on_standby(client: &Client) -> bool {
@@ -332,4 +332,62 @@ async fn a_read_on_a_frozen_standby_is_answered_by_the_active() {
     while !is_on_standby(&client).await {
         tokio::time::sleep(Duration::from_millis(50)).await;
     }
+}
+
+/// How many read-only transactions each standby has, as an operator sees them.
+async fn reading(site: &Site) -> [usize; 2] {
+    let rows = site.operate().await.simple_query("SHOW POOLS").await;
+    let rows = rows.expect("shows");
+    ["standby", "second"].map(|name| {
+        let counts = rows.iter().filter_map(|row| match row {
+            SimpleQueryMessage::Row(row) if row.get("server") == Some(name) => row.get("sv_active"),
+            _ => None,
+        });
+        counts
+            .map(|count| count.parse::<usize>().expect("a number"))
+            .sum()
+    })
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn reads_go_to_who_is_near_and_then_to_who_has_least() {
+    let configuration =
+        "auth = \"trust\"\npool_mode = \"transaction\"\n[reads]\nmode = \"any\"\nnear = []";
+    let site = Site::start(configuration).await;
+    site.standby.stop("fast");
+    let second = Server::copy_of(&site.standby);
+    site.standby.start();
+    second.start();
+    let mut open = Vec::new();
+    let mut read = async || {
+        let client = site.connect().await;
+        let begin = "BEGIN READ ONLY; SELECT 1";
+        client.batch_execute("BEGIN READ ONLY").await.expect(begin);
+        client.batch_execute("SELECT 1").await.expect(begin);
+        open.push(client);
+    };
+    for _ in 0..3 {
+        read().await;
+    }
+    assert_eq!(reading(&site).await, [3, 0]);
+    let more = format!(
+        "[[standbys]]\nname = \"second\"\naddress = \"{}\"\n",
+        second.address()
+    );
+    site.tell(1, &site.primary, &more, true);
+    tokio::time::sleep(Duration::from_secs(1)).await;
+    for _ in 0..3 {
+        read().await;
+    }
+    assert_eq!(reading(&site).await, [3, 3], "the second had less");
+    site.reconfigure("near = []", "near = [\"standby\", \"nobody\"]");
+    site.operate()
+        .await
+        .simple_query("RELOAD")
+        .await
+        .expect("RELOAD");
+    for _ in 0..3 {
+        read().await;
+    }
+    assert_eq!(reading(&site).await, [6, 3], "it is near, however busy");
 }

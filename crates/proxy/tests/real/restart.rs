@@ -2,11 +2,9 @@
 
 use std::future::poll_fn;
 use std::io::Write;
-use std::net::SocketAddr;
 use std::os::linux::net::SocketAddrExt;
-use std::os::unix::net::{UnixDatagram, UnixListener};
-use std::path::PathBuf;
-use std::process::{Child, Command};
+use std::os::unix::net::UnixListener;
+use std::process::Command;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::Duration;
@@ -14,7 +12,6 @@ use std::time::Duration;
 use dax::tls::Stream;
 use futures_util::future::join_all;
 use nix::sys::signal::{Signal, kill};
-use nix::unistd::Pid;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpSocket;
 use tokio::task::JoinHandle;
@@ -23,157 +20,9 @@ use tokio_postgres::{AsyncMessage, Client, NoTls, SimpleQueryMessage};
 
 use crate::input::STARTUP;
 use crate::program::example;
-use crate::server::{SLEEP, Server, free_port};
+use crate::server::{SLEEP, free_port};
+use crate::service::{Service, ends};
 use crate::tls::{READY, encrypt, new_certificate};
-
-/// A proxy of its own process, and of whatever processes take its place.
-struct Service {
-    server: Server,
-    directory: tempfile::TempDir,
-    address: SocketAddr,
-    first: Child,
-    /// What a service manager would be told.
-    manager: UnixDatagram,
-    /// The processes that were said to be the main one.
-    mains: Vec<Pid>,
-}
-
-impl Service {
-    async fn start(configuration: &str) -> Service {
-        let directory = tempfile::tempdir().expect("a directory");
-        Service::start_in(directory, configuration).await
-    }
-
-    async fn start_in(directory: tempfile::TempDir, configuration: &str) -> Service {
-        let server = Server::init("fsync = off\nmax_connections = 100");
-        server.start();
-        let path = |name: &str| directory.path().join(name);
-        let text = format!("epoch = 1\nactive = \"{}\"\n", server.address());
-        std::fs::write(path("cluster.toml"), text).expect("it can be written");
-        let address: SocketAddr = ([127, 0, 0, 1], free_port()).into();
-        let text = format!(
-            "listen = \"{address}\"\ncluster_file = \"{}\"\nauth = \"trust\"\n{configuration}",
-            path("cluster.toml").display()
-        );
-        std::fs::write(path("proxy.toml"), text).expect("it can be written");
-        // Not by us: a child of another test's could keep the file open for writing, and it could not be run.
-        let copied = Command::new("cp")
-            .arg(example("serve"))
-            .arg(path("serve"))
-            .status();
-        assert!(copied.expect("it runs").success(), "a program of its own");
-        let manager = UnixDatagram::bind(path("notify")).expect("a socket");
-        manager
-            .set_read_timeout(Some(Duration::from_secs(20)))
-            .expect("a timeout");
-        let first = Command::new(path("serve"))
-            .arg(path("proxy.toml"))
-            .env("NOTIFY_SOCKET", path("notify"))
-            .spawn()
-            .expect("it runs");
-        let mains = vec![Pid::from_raw(first.id().cast_signed())];
-        let service = Service {
-            server,
-            directory,
-            address,
-            first,
-            manager,
-            mains,
-        };
-        for _ in 0..1000 {
-            if service.try_connect("postgres").await.is_ok() {
-                return service;
-            }
-            tokio::time::sleep(Duration::from_millis(20)).await;
-        }
-        panic!("nobody is served");
-    }
-
-    fn text(&self, database: &str) -> String {
-        let port = self.address.port();
-        format!("host=127.0.0.1 port={port} user=postgres dbname={database}")
-    }
-
-    async fn try_connect(&self, database: &str) -> Result<Client, tokio_postgres::Error> {
-        let (client, connection) = tokio_postgres::connect(&self.text(database), NoTls).await?;
-        tokio::spawn(connection);
-        Ok(client)
-    }
-
-    async fn connect(&self) -> Client {
-        self.try_connect("postgres").await.expect("it connects")
-    }
-
-    /// Asks for a restart, and waits until it is answered.
-    async fn restart(&self) -> Result<(), String> {
-        let operator = self.try_connect("understudy").await.expect("it connects");
-        let answered = operator.simple_query("RESTART").await;
-        answered.map(drop).map_err(|error| {
-            let told = error.as_db_error().map(ToString::to_string);
-            told.unwrap_or_else(|| error.to_string())
-        })
-    }
-
-    /// The process that the service manager was told of.
-    fn heed_manager(&mut self) -> Pid {
-        let mut told = [0; 64];
-        let len = self.manager.recv(&mut told).expect("it is told");
-        let told = String::from_utf8_lossy(&told[..len]).into_owned();
-        let pid = told.strip_prefix("MAINPID=").expect("the main process");
-        let pid = Pid::from_raw(pid.parse().expect("a number"));
-        self.mains.push(pid);
-        pid
-    }
-
-    /// The process that is being started, once it is there.
-    async fn successor(&self) -> Pid {
-        let main = self.mains.last().expect("one");
-        let path = format!("/proc/{main}/task/{main}/children");
-        for _ in 0..10_000 {
-            let children = std::fs::read_to_string(&path).unwrap_or_default();
-            if let Some(child) = children.split_whitespace().next() {
-                return Pid::from_raw(child.parse().expect("a number"));
-            }
-            tokio::time::sleep(Duration::from_millis(1)).await;
-        }
-        panic!("no process is started");
-    }
-
-    fn program(&self) -> PathBuf {
-        self.directory.path().join("serve")
-    }
-
-    /// As an upgrade does it: the file is another one, under the same name.
-    fn replace_program(&self, with: impl FnOnce(&PathBuf)) {
-        let new = self.directory.path().join("serve.new");
-        with(&new);
-        std::fs::rename(&new, self.program()).expect("it can be renamed");
-    }
-}
-
-impl Service {
-    /// All processes of its program, by their ids.
-    fn processes(&self) -> Vec<Pid> {
-        let all = std::fs::read_dir("/proc").into_iter().flatten().flatten();
-        let is_ours = |entry: &std::fs::DirEntry| {
-            let program = std::fs::read_link(entry.path().join("exe"));
-            program.is_ok_and(|program| program.starts_with(self.directory.path()))
-        };
-        let ours = all.filter(is_ours);
-        ours.filter_map(|entry| entry.file_name().to_str()?.parse().ok().map(Pid::from_raw))
-            .collect()
-    }
-}
-
-impl Drop for Service {
-    fn drop(&mut self) {
-        for pid in self.processes() {
-            // It may have ended meanwhile.
-            let _ = kill(pid, Signal::SIGKILL);
-        }
-        let _ = self.first.wait();
-    }
-}
 
 /// Clients at work, who count what goes wrong.
 struct Load {
@@ -372,24 +221,6 @@ async fn goes_unnoticed(mode: &str) {
     assert_eq!(service.server.sql(&[locks]), "10");
 }
 
-/// Waits for the end of a process.
-fn ends(service: &mut Service, pid: Pid) {
-    for _ in 0..1000 {
-        let is_first = pid.as_raw() == service.first.id().cast_signed();
-        let has_ended = match is_first {
-            true => service.first.try_wait().expect("a child").is_some(),
-            // Ended, or waited for by nobody here.
-            false => std::fs::read_to_string(format!("/proc/{pid}/stat"))
-                .map_or(true, |stat| stat.contains(") Z ")),
-        };
-        if has_ended {
-            return;
-        }
-        std::thread::sleep(Duration::from_millis(10));
-    }
-    panic!("process {pid} does not end");
-}
-
 #[tokio::test(flavor = "multi_thread")]
 async fn a_restart_is_not_noticed_in_transaction_mode() {
     goes_unnoticed("transaction").await;
@@ -398,6 +229,69 @@ async fn a_restart_is_not_noticed_in_transaction_mode() {
 #[tokio::test(flavor = "multi_thread")]
 async fn a_restart_is_not_noticed_in_session_mode() {
     goes_unnoticed("session").await;
+}
+
+/// The Unix socket is handed over as the other one is, and is there as long as somebody serves.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_restart_keeps_clients_of_the_unix_socket() {
+    let directory = tempfile::tempdir().expect("a directory");
+    let at = directory.path().to_owned();
+    let configuration = format!(
+        "pool_mode = \"transaction\"\nunix_socket_dir = \"{}\"",
+        at.display()
+    );
+    let mut service = Service::start(&configuration).await;
+    let port = service.address.port();
+    let text = format!(
+        "host={} port={port} user=postgres dbname=postgres",
+        at.display()
+    );
+    let connect = async || {
+        let (client, connection) = tokio_postgres::connect(&text, NoTls).await?;
+        tokio::spawn(connection);
+        Ok::<_, tokio_postgres::Error>(client)
+    };
+    let idle = connect().await.expect("it connects");
+    let set = idle.batch_execute("SET application_name = 'kept'").await;
+    set.expect("it is set");
+    let token = idle.cancel_token();
+    for _ in 0..2 {
+        service.restart().await.expect("it restarts");
+        service.heed_manager();
+        let before = service.mains[service.mains.len() - 2];
+        ends(&mut service, before);
+        let row = idle.query_one("SHOW application_name", &[]).await;
+        assert_eq!(row.expect("it is kept").get::<_, &str>(0), "kept");
+        let sleep = idle.batch_execute(SLEEP);
+        let code = service.server.cancel(sleep, &token).await;
+        assert_eq!(code, SqlState::QUERY_CANCELED);
+        let new = connect().await.expect("it connects");
+        new.batch_execute("SELECT 1").await.expect("it answers");
+    }
+    // Another directory: who is there stays, and the old file goes with the old process.
+    let elsewhere = at.join("new");
+    std::fs::create_dir(&elsewhere).expect("a directory");
+    let path = service.directory.path().join("proxy.toml");
+    let file = std::fs::read_to_string(&path).expect("it is there");
+    let other = file.replace(&*at.to_string_lossy(), &elsewhere.to_string_lossy());
+    std::fs::write(&path, other).expect("it can be written");
+    service.restart().await.expect("it restarts");
+    service.heed_manager();
+    idle.batch_execute("SELECT 1").await.expect("it is kept");
+    let before = service.mains[service.mains.len() - 2];
+    ends(&mut service, before);
+    let name = format!(".s.PGSQL.{port}");
+    for _ in 0..500 {
+        if !at.join(&name).exists() {
+            break;
+        }
+        tokio::time::sleep(Duration::from_millis(10)).await;
+    }
+    assert!(!at.join(&name).exists() && elsewhere.join(&name).exists());
+    let last = *service.mains.last().expect("one");
+    kill(last, Signal::SIGINT).expect("it is asked to end");
+    ends(&mut service, last);
+    assert!(!elsewhere.join(&name).exists(), "nobody listens there");
 }
 
 /// A new version that cannot run, and one that is no proxy at all: the process goes on, and the next restart works.

@@ -297,6 +297,7 @@ async fn passwords_are_proved_over_the_channel_that_the_client_sees() {
     let place = Place::new(None);
     place.server.sql(&["CREATE ROLE r LOGIN PASSWORD 'right'"]);
     let serving = proxy_with_certificate(&place, "scram");
+    serving.wait_until_served().await.expect("it listens");
     let through = |port: u16, more: &str| {
         let conninfo = format!(
             "host=127.0.0.1 port={port} user=r dbname=postgres password=right sslmode=require {more}"

@@ -118,7 +118,8 @@ impl<'s> Reader<'s> {
         let spelled = || renamed(&ident, container.options.value("rename_all"));
         let name = options.value("rename").map_or_else(spelled, str::to_owned);
         let shape = types::shape(self.evaluator.sources, container.at, &field.ty)?;
-        let (found, is_list) = match shape {
+        let spelled = dotted(&table.name, &name);
+        let (found, name, is_list) = match shape {
             Shape::Value(kind, choices) => {
                 let default = self.default(container, field, &options)?;
                 let meaning = meaning(field, &choices, &options)?;
@@ -131,11 +132,12 @@ impl<'s> Reader<'s> {
                 return Ok(());
             }
             Shape::Table(found) if options.has("flatten") => return self.fields(found, table),
-            Shape::Table(found) => (found, false),
-            Shape::Tables(found) => (found, true),
+            Shape::Table(found) => (found, spelled, false),
+            Shape::Tables(found) => (found, spelled, true),
+            Shape::Named(found) => (found, format!("{spelled}.NAME"), false),
         };
         let inner = Table {
-            name: dotted(&table.name, &name),
+            name,
             is_list,
             meaning: documented(field)?,
             keys: Vec::new(),

@@ -35,6 +35,8 @@ pub enum Shape<'s> {
     Table(Found<'s, syn::ItemStruct>),
     /// Any number of such tables.
     Tables(Found<'s, syn::ItemStruct>),
+    /// Such tables by name.
+    Named(Found<'s, syn::ItemStruct>),
 }
 
 /// A type without the `Option` around it.
@@ -99,7 +101,9 @@ pub fn shape<'s>(
     if let Some(inner) = item {
         return Ok(match shape(sources, from, inner)? {
             Shape::Value(words, meaning) => Shape::Value(list(&words), meaning),
-            Shape::Table(table) | Shape::Tables(table) => Shape::Tables(table),
+            Shape::Table(table) | Shape::Tables(table) | Shape::Named(table) => {
+                Shape::Tables(table)
+            }
         });
     }
     if let Some(inner) = argument(of, "BTreeMap", 1) {
@@ -107,7 +111,7 @@ pub fn shape<'s>(
             Shape::Value(words, _) => {
                 Shape::Value(format!("table; each value: {words}"), String::new())
             }
-            _ => Shape::Value("table of tables".to_owned(), String::new()),
+            Shape::Table(table) | Shape::Tables(table) | Shape::Named(table) => Shape::Named(table),
         });
     }
     named(sources, from, of)

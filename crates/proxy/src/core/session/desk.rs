@@ -1,5 +1,6 @@
 //! One session of session mode on a desk: a test is its client, its server and its cluster.
 
+use crate::core::choice::NoLoad;
 use bytes::BytesMut;
 use dax::ids::Epoch;
 
@@ -68,6 +69,7 @@ impl Desk {
             statements: &self.statements,
             catalog: &self.catalog,
             topology: &self.topology,
+            load: &NoLoad,
         };
         act(&mut self.session, &cx, &mut self.out)
     }

@@ -361,7 +361,7 @@ impl Session {
             frame::put_ready(&mut out.client, b'I');
         }
         // If its `Sync` has not come, what is left up to it is another unit, which it answers.
-        self.counts.units += 1;
+        self.counts.answered(b'I');
         self.note_committed(&unit);
         self.status = b'I';
         self.end_transaction();

@@ -21,6 +21,7 @@ mod answers;
 mod ask;
 mod broken;
 mod client;
+mod counts;
 #[cfg(test)]
 mod desk;
 mod digest;
@@ -54,6 +55,7 @@ use bytes::{Bytes, BytesMut};
 use dax::ids::Epoch;
 use volume::lsn::Lsn;
 
+use super::choice::Load;
 use super::flaw::Flaw;
 use super::outcome::{XactStatus, Xid};
 use super::settings::Settings;
@@ -63,6 +65,7 @@ use super::version::{ReadMode, Seen};
 use protocol::frame::{Malformed, Refusal};
 
 use ask::XidState;
+pub use counts::Counts;
 use doubt::{Doubt, Whereabouts};
 pub use keeps::Keeps;
 use prepared::Names;
@@ -104,6 +107,8 @@ pub struct Rules {
     pub read: ReadMode,
     /// How long a read waits for a standby that has its version.
     pub read_wait: Duration,
+    /// Standbys that reads go to first.
+    pub near: Vec<String>,
     /// One read of so many goes to a spare; 0 for none.
     pub spare_every: u64,
     /// Prepared statements that a server keeps which sessions share.
@@ -124,6 +129,7 @@ impl Default for Rules {
             decides: true,
             read: ReadMode::default(),
             read_wait: Duration::from_millis(20),
+            near: Vec::new(),
             spare_every: 100,
             max_prepared: 1000,
             message_bytes: 128 << 20,
@@ -144,6 +150,8 @@ pub struct Context<'a> {
     pub catalog: &'a Catalog,
     /// The cluster.
     pub topology: &'a Topology,
+    /// Connections in use.
+    pub load: &'a dyn Load,
 }
 
 impl Context<'_> {
@@ -229,27 +237,6 @@ enum Phase {
     Replaying,
     Deciding,
     Closed,
-}
-
-/// What was counted of a session.
-#[derive(Debug, Default, Clone, Copy, PartialEq, Eq)]
-pub struct Counts {
-    /// Units that were answered.
-    pub units: u64,
-    /// Those that a standby answered.
-    pub on_standby: u64,
-    /// Statements that a standby could not run, or had to give up, and the active ran.
-    pub refused_by_standby: u64,
-    /// Transactions that went on after a loss of their server, on another.
-    pub replayed: u64,
-    /// Transactions that could not, by reason ([`REASONS`]).
-    pub not_replayed: [u64; REASONS.len()],
-    /// Commits whose answer was lost.
-    pub in_doubt: u64,
-    /// Those of them that had committed.
-    pub in_doubt_committed: u64,
-    /// Those of which nobody knows.
-    pub in_doubt_unknown: u64,
 }
 
 /// A client's session.

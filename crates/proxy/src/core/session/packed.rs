@@ -257,6 +257,6 @@ mod tests {
         let packed = desk.with(|session, cx, _| session.pack(cx, true));
         let bytes = postcard::to_stdvec(&packed).expect("it can be written");
         let sum = xxhash_rust::xxh3::xxh3_64(&bytes);
-        assert_eq!((FORMAT, sum), (4, 0xfc39_6e83_3dfc_030d), "{sum:#x}");
+        assert_eq!((FORMAT, sum), (5, 0xfc39_6e83_3dfc_030d), "{sum:#x}");
     }
 }

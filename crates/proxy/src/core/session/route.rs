@@ -5,10 +5,11 @@
 
 use volume::lsn::Lsn;
 
+use super::super::choice::{Wanted, choose};
 use super::super::flaw::Flaw;
 use super::super::sql::{Hint, Kind, Own, Part};
 use super::super::topology::NodeName;
-use super::super::version::{ReadMode, Required, choose, parse_lsn};
+use super::super::version::{ReadMode, Required, parse_lsn};
 use super::reason::Reason;
 use super::unit::Unit;
 use super::{Context, Effect, Out, Phase, Role, Server, Session, Wait};
@@ -136,14 +137,19 @@ impl Session {
     }
 
     pub(super) fn route_to_standby(&mut self, cx: &Context<'_>, required: Lsn, out: &mut Out) {
-        let every = cx.rules.spare_every;
         self.required = required;
         let wanted = if cx.lacks(Flaw::VersionIgnored) {
             Lsn::ZERO
         } else {
             required
         };
-        let chosen = choose(cx.topology, wanted, self.turn, every);
+        let wanted = Wanted {
+            required: wanted,
+            turn: self.turn,
+            spare_every: cx.rules.spare_every,
+            near: &cx.rules.near,
+        };
+        let chosen = choose(cx.topology, cx.load, wanted);
         if let Some(standby) = chosen {
             let name = standby.name.clone();
             self.acquire_standby(name, out);

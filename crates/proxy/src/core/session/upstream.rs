@@ -465,7 +465,7 @@ impl Session {
         self.pay_owed(&unit, status, out);
         Session::tell_unit_cancelled(&mut unit, out);
         self.counts.in_doubt_unknown += u64::from(unit.durability == Durability::Told);
-        self.counts.units += 1;
+        self.counts.answered(status);
         self.note_effects(&mut unit, status);
         self.take_pending_state(cx);
         if unit.facts.defines && !unit.has_failed {

@@ -12,6 +12,7 @@ mod server;
 #[cfg(test)]
 mod tests;
 
+use crate::core::choice::NoLoad;
 use std::sync::{Arc, LazyLock};
 
 use bytes::BytesMut;
@@ -268,6 +269,7 @@ impl World {
             statements: &statements,
             catalog: &catalog,
             topology: &topology,
+            load: &NoLoad,
         };
         act(&mut self.clients[id].session, &cx, &mut out);
         if self.trace

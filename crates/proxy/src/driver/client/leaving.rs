@@ -82,6 +82,7 @@ impl Client {
         ClientParcel {
             id: self.handle.id,
             secret: self.handle.secret().to_vec(),
+            is_unix: self.socket.is_unix(),
             peer: self.handle.peer,
             age_s: self.handle.since.elapsed().as_secs(),
             units: self.session.counts().units,
@@ -114,10 +115,9 @@ impl Client {
     fn look<T>(&self, ask: impl FnOnce(&Session, &Context<'_>) -> T) -> T {
         let topology = self.proxy.cluster.topology();
         let volatile = self.functions.read().clone();
-        let settings = self.proxy.settings();
         ask(
             &self.session,
-            &context(&self.proxy, &settings, &volatile, &topology),
+            &context(&self.proxy, &self.scope, &volatile, &topology),
         )
     }
 }

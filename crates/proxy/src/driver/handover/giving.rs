@@ -16,11 +16,11 @@ use tokio::process::Child;
 use tokio::sync::{mpsc, oneshot};
 use tokio::time::Instant;
 
-use crate::config::Mode;
 use crate::core::handover::{ClientId, Do, Giving, Heard};
 use crate::core::session::PackedServer;
 use crate::driver::Proxy;
 use crate::driver::handle::HANDOVER;
+use crate::driver::quotas::Stocked;
 
 use super::message::{IdleParcel, Offer, ServerParcel, kind, read, write};
 use super::wire::{Received, Wire};
@@ -49,7 +49,7 @@ pub enum ToServe {
 /// Hands over to one successor.
 pub struct Giver {
     proxy: Arc<Proxy>,
-    listener: OwnedFd,
+    sockets: Vec<OwnedFd>,
     tell: mpsc::UnboundedSender<ToServe>,
     request: Option<Request>,
     /// Done when this process ends.
@@ -128,17 +128,17 @@ async fn meet(meeting: &UnixListener, pid: Option<i32>) -> io::Result<UnixStream
 }
 
 impl Giver {
-    /// Will hand over `listener`, and whatever `proxy` has.
+    /// Will hand over `sockets`, which accept connections, and whatever `proxy` has.
     pub fn new(
         proxy: Arc<Proxy>,
-        listener: OwnedFd,
+        sockets: Vec<OwnedFd>,
         tell: mpsc::UnboundedSender<ToServe>,
         request: Request,
         ends: oneshot::Receiver<()>,
     ) -> Giver {
         Giver {
             proxy,
-            listener,
+            sockets,
             tell,
             request: Some(request),
             ends,
@@ -193,7 +193,7 @@ impl Giver {
         Offer {
             epoch: self.proxy.cluster.topology().epoch.0,
             listen: self.proxy.config.listen,
-            is_session_mode: self.proxy.config.pool_mode == Mode::Session,
+            unix_socket: self.proxy.config.unix_socket(),
             last_client: self.proxy.handles.last_id(),
         }
     }
@@ -295,7 +295,11 @@ impl Running {
     async fn send_idle(&mut self, proxy: &Arc<Proxy>) {
         let pools: Vec<_> = proxy.pools.lock().values().cloned().collect();
         for pool in pools {
-            for conn in pool.take_idle() {
+            for Stocked {
+                conn,
+                share: _share,
+            } in pool.take_idle()
+            {
                 let Some(packed) = conn.server.as_deref().and_then(PackedServer::of) else {
                     conn.close();
                     continue;
@@ -382,8 +386,8 @@ impl Running {
         let proxy = &self.giver.proxy;
         match act {
             Do::SendListener => {
-                let listener = [self.giver.listener.as_fd()];
-                self.wire.send(kind::LISTENER, &[], &listener).await?;
+                let sockets: Vec<_> = self.giver.sockets.iter().map(AsFd::as_fd).collect();
+                self.wire.send(kind::LISTENER, &[], &sockets).await?;
             }
             // Whoever accepts connections may have ended.
             Do::StopAccepting => drop(self.giver.tell.send(ToServe::StopAccepting)),

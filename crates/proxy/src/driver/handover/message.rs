@@ -3,6 +3,7 @@
 //! The beginning of an offer is the same in all versions, so that each knows whether it reads the rest.
 
 use std::net::{IpAddr, SocketAddr};
+use std::path::PathBuf;
 
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
@@ -23,7 +24,7 @@ pub mod kind {
     pub const REFUSE: u8 = 2;
     /// Yes.
     pub const ACCEPT: u8 = 3;
-    /// The listening socket.
+    /// The listening sockets: that of the network first.
     pub const LISTENER: u8 = 4;
     /// The successor has it.
     pub const HAS: u8 = 5;
@@ -52,8 +53,8 @@ pub struct Offer {
     pub epoch: u32,
     /// Where it listens.
     pub listen: SocketAddr,
-    /// Clients have servers for themselves.
-    pub is_session_mode: bool,
+    /// Path of its Unix socket.
+    pub unix_socket: Option<PathBuf>,
     /// The highest number that a client has.
     pub last_client: ClientId,
 }
@@ -82,6 +83,8 @@ pub struct ClientParcel {
     pub id: ClientId,
     /// What proves its cancel requests.
     pub secret: Vec<u8>,
+    /// It is on this machine.
+    pub is_unix: bool,
     /// Where it comes from.
     pub peer: Option<IpAddr>,
     /// Since how many seconds.
@@ -145,11 +148,11 @@ mod tests {
         let offer = Offer {
             epoch: 3,
             listen: ([127, 0, 0, 1], 6432).into(),
-            is_session_mode: true,
+            unix_socket: Some("/run/.s.PGSQL.6432".into()),
             last_client: 9,
         };
         let bytes = offer.to_bytes();
-        assert_eq!(&bytes[..20], b"understudy proxy\0\0\0\x04");
+        assert_eq!(&bytes[..20], b"understudy proxy\0\0\0\x05");
         let (format, rest) = Offer::format(&bytes).expect("an offer");
         assert_eq!((format, read(rest)), (FORMAT, Some(offer)));
         let other = b"understudy proxy\0\0\x03\xe7whatever";

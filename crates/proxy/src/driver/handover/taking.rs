@@ -8,14 +8,14 @@ use std::time::Duration;
 
 use bytes::BytesMut;
 use dax::ids::Epoch;
-use tokio::net::{TcpListener, UnixStream};
+use tokio::net::UnixStream;
 use tokio::sync::{mpsc, oneshot};
 
-use crate::config::Mode;
 use crate::core::handover::{ClientId, FORMAT};
 use crate::core::session::Session;
 use crate::driver::Proxy;
 use crate::driver::client::{Admitted, Client};
+use crate::driver::endpoints::{self, Inherited};
 use crate::driver::handle::Arriving;
 use crate::driver::login::Conn;
 
@@ -82,11 +82,12 @@ impl Predecessor {
         }
     }
 
-    /// Its listening socket, if it listens where this process is to listen. Connections are its own until it says otherwise.
-    pub(in crate::driver) async fn listener(
+    /// Its listening sockets, as far as they are where this process is to listen. Connections are its own until it says
+    /// otherwise.
+    pub(in crate::driver) async fn sockets(
         &self,
         proxy: &Proxy,
-    ) -> Result<Option<TcpListener>, TakeoverError> {
+    ) -> Result<Inherited, TakeoverError> {
         let knows = async {
             loop {
                 let news = proxy.cluster.news();
@@ -114,18 +115,23 @@ impl Predecessor {
         let meet = TakeoverError::Meet;
         self.wire.send(kind::ACCEPT, &[], &[]).await.map_err(meet)?;
         let received = self.wire.receive().await.map_err(meet)?;
-        let mut received = received.ok_or(TakeoverError::Abandoned)?;
-        let listener = received
-            .descriptors
-            .pop()
-            .filter(|_| received.kind == kind::LISTENER);
-        let listener = listener.ok_or(TakeoverError::Nonsense)?;
-        if self.offer.listen != proxy.config.listen {
-            return Ok(None);
+        let received = received.ok_or(TakeoverError::Abandoned)?;
+        if received.kind != kind::LISTENER {
+            return Err(TakeoverError::Nonsense);
         }
-        let listener = std::net::TcpListener::from(listener);
-        listener.set_nonblocking(true).map_err(meet)?;
-        Ok(Some(TcpListener::from_std(listener).map_err(meet)?))
+        let mut sockets = received.descriptors.into_iter();
+        let tcp = sockets.next().ok_or(TakeoverError::Nonsense)?;
+        let Offer {
+            listen,
+            unix_socket,
+            ..
+        } = &self.offer;
+        Ok(Inherited {
+            tcp: (*listen == proxy.config.listen).then_some(tcp),
+            unix: sockets
+                .next()
+                .filter(|_| *unix_socket == proxy.config.unix_socket()),
+        })
     }
 
     /// Takes over whom it hands over, until it has nobody left or changes its mind. `go` is told when connections are to be
@@ -136,7 +142,6 @@ impl Predecessor {
         let wire = Arc::new(self.wire);
         let mut messages = Wire::listen(wire.clone());
         let mut taking = Taking {
-            is_session_mode: self.offer.is_session_mode,
             wire,
             held: Vec::new(),
             may_serve: false,
@@ -157,6 +162,11 @@ impl Predecessor {
             }
         };
         taking.proxy.handover.set_other(None);
+        let unix_socket = self.offer.unix_socket;
+        if taken == Taken::All && unix_socket != taking.proxy.config.unix_socket() {
+            // Nobody listens there any more.
+            unix_socket.iter().for_each(|path| endpoints::remove(path));
+        }
         taken
     }
 
@@ -171,7 +181,6 @@ impl Predecessor {
 struct Taking {
     proxy: Arc<Proxy>,
     wire: Arc<Wire>,
-    is_session_mode: bool,
     /// Who waits for the decision.
     // Boxed, as tasks take them: a client is large.
     #[allow(clippy::vec_box, reason = "moved out as they are")]
@@ -269,11 +278,8 @@ impl Taking {
     /// The client, if it can be served here.
     fn unpack(&self, parcel: ClientParcel, descriptors: Vec<OwnedFd>) -> Option<Box<Client>> {
         let proxy = &self.proxy;
-        if self.is_session_mode != (proxy.config.pool_mode == Mode::Session) {
-            return None;
-        }
         let mut descriptors = descriptors.into_iter();
-        let socket = Plain::received(descriptors.next()?, false)
+        let socket = Plain::received(descriptors.next()?, parcel.is_unix)
             .into_socket()
             .ok()?;
         let pool = proxy.pool(parcel.login.clone());
@@ -294,7 +300,7 @@ impl Taking {
             id: parcel.id,
             secret: parcel.secret,
             user: parcel.login.user.clone(),
-            database: parcel.login.database.clone(),
+            database: parcel.login.name.clone(),
             peer: parcel.peer,
             age: Duration::from_secs(parcel.age_s),
             units: parcel.units,

@@ -73,12 +73,39 @@ pub fn add_host(parameters: &mut Vec<(String, String)>, host: std::net::IpAddr) 
     }
 }
 
-/// True if the connection is to replicate.
-pub fn replicates(parameters: &[(String, String)]) -> bool {
-    let asks = |(name, value): &(String, String)| {
-        name == "replication" && !matches!(value.as_str(), "false" | "off" | "no" | "0")
-    };
-    parameters.iter().any(asks)
+/// Adds settings that the client has not asked for itself.
+pub fn add_settings(
+    parameters: &mut Vec<(String, String)>,
+    settings: impl IntoIterator<Item = (String, String)>,
+) {
+    let mut asked = Settings::default();
+    settings_of(parameters, &mut asked);
+    let new = settings.into_iter().filter(|(name, _)| !asked.has(name));
+    parameters.extend(new);
+    parameters.sort();
+}
+
+/// Kinds of replication connections.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Replication {
+    /// Of the whole server.
+    Physical,
+    /// Of a database.
+    Logical,
+}
+
+/// The replication that the connection is for, if it is.
+pub fn replicates(parameters: &[(String, String)]) -> Option<Replication> {
+    // The server takes the last one, and reads it like this.
+    let mut asked = parameters.iter().rev();
+    let (_, value) = asked.find(|(name, _)| name == "replication")?;
+    if value == "database" {
+        return Some(Replication::Logical);
+    }
+    let value = value.to_ascii_lowercase();
+    let begins = |word: &str, least| value.len() >= least && word.starts_with(&value);
+    let is_off = begins("false", 1) || begins("no", 1) || begins("off", 2) || value == "0";
+    (!is_off).then_some(Replication::Physical)
 }
 
 /// In transaction mode a client's parameters are settings like others.
@@ -136,6 +163,42 @@ mod tests {
                 pair("work_mem", "1MB"),
                 pair("search_path", "a b"),
                 pair("geqo", "off")
+            ]
+        );
+    }
+
+    /// Rules for replication must not let in what the server takes for an ordinary session.
+    #[test]
+    fn replication_is_what_the_server_takes_it_for() {
+        let of = |values: &[&str]| {
+            let pairs = values
+                .iter()
+                .map(|value| ("replication".to_owned(), (*value).to_owned()));
+            replicates(&pairs.collect::<Vec<_>>())
+        };
+        for value in ["false", "F", "n", "NO", "of", "off", "0", "fal"] {
+            assert_eq!(of(&[value]), None, "{value}");
+        }
+        for value in ["true", "1", "on", "y", "o", "Database"] {
+            assert_eq!(of(&[value]), Some(Replication::Physical), "{value}");
+        }
+        assert_eq!(of(&["true", "database"]), Some(Replication::Logical));
+        assert_eq!(of(&["true", "f"]), None);
+        assert_eq!(of(&[]), None);
+    }
+
+    #[test]
+    fn a_client_has_the_last_word_on_settings() {
+        let pair = |name: &str, value: &str| (name.to_owned(), value.to_owned());
+        let mut parameters = vec![pair("Work_Mem", "1MB"), pair("options", "-c geqo=off")];
+        let settings = ["work_mem", "geqo", "search_path"].map(|name| pair(name, "2"));
+        add_settings(&mut parameters, settings);
+        assert_eq!(
+            parameters,
+            [
+                pair("Work_Mem", "1MB"),
+                pair("options", "-c geqo=off"),
+                pair("search_path", "2")
             ]
         );
     }
