@@ -8,7 +8,8 @@ use page::put_metric;
 use serde::{Deserialize, Serialize};
 use tokio::time::Instant;
 
-use super::hub::{Hub, advice};
+use super::advice::advice;
+use super::hub::Hub;
 use super::peer::Question;
 use super::verify;
 use crate::core::manager::{Ack, Manager, Role};
@@ -70,7 +71,7 @@ pub(super) fn status(hub: &Hub) -> Status {
         ack: hub.config.ack,
         clients: hub.counters.clients.load(Ordering::Relaxed),
         difference: hub.difference.lock().clone(),
-        advice: advice(manager),
+        advice: advice(manager).or_else(|| hub.hindrance.lock().clone()),
         log: manager.log().map(|log| log.to_string()),
         is_filling: hub.is_filling.load(Ordering::Relaxed),
         filling: hub

@@ -13,6 +13,7 @@ use parking_lot::{Mutex, RwLock};
 use proxy::core::sql::Statements;
 use tokio::sync::{mpsc, watch};
 
+use super::advice::advice;
 use super::apply::Applied;
 use super::config::Config;
 use super::jobs::Job;
@@ -23,8 +24,7 @@ use super::wire::{Postgres, WireError};
 use super::zones::Zones;
 use crate::core::gate::Gate;
 use crate::core::locks::Tx;
-use crate::core::log::Identity;
-use crate::core::manager::{Effect, Life, Manager, Message, Role, Why};
+use crate::core::manager::{Effect, Life, Manager, Message, Role};
 use crate::core::record::{Number, Record};
 use crate::sql::Facts;
 
@@ -130,6 +130,8 @@ pub struct Hub {
     pub ending: watch::Sender<bool>,
     /// What made the member differ.
     pub difference: Mutex<Option<String>>,
+    /// The reason for which the member is not used or filled now.
+    pub hindrance: Mutex<Option<String>>,
     me: std::sync::Weak<Hub>,
 }
 
@@ -166,6 +168,7 @@ impl Hub {
             gate: watch::Sender::new(Gate::default()),
             ending: watch::Sender::new(false),
             difference: Mutex::default(),
+            hindrance: Mutex::default(),
             me: me.clone(),
         });
         (hub, asked)
@@ -485,7 +488,10 @@ impl Hub {
     /// True if it is to be tried again.
     fn see_applied(&self, life: Life, number: Number, applied: Applied) -> bool {
         match applied {
-            Applied::Done => false,
+            Applied::Done => {
+                self.hindrance.lock().take();
+                false
+            }
             Applied::Differs(why) => {
                 tracing::error!(%number, why, "the member answered otherwise than the primary");
                 *self.difference.lock() = Some(format!("transaction {number}: {why}"));
@@ -494,6 +500,7 @@ impl Hub {
             }
             Applied::Later(why) => {
                 tracing::warn!(%number, why, "the member cannot execute a transaction of the log now; trying again");
+                *self.hindrance.lock() = Some(format!("transaction {number} waits: {why}"));
                 true
             }
         }
@@ -521,33 +528,3 @@ impl Hub {
         }
     }
 }
-
-/// What an operator has to do, where nothing is done by itself.
-pub fn advice(manager: &Manager) -> Option<String> {
-    let log =
-        |log: Option<Identity>| log.map_or_else(|| "unknown".to_owned(), |log| log.to_string());
-    let (what, so) = match manager.role() {
-        Role::Recovering(Why::Ahead) => (
-            "the member has transactions that the log has never had".to_owned(),
-            OF_ANOTHER_LOG,
-        ),
-        Role::Recovering(Why::Foreign) => (
-            format!(
-                "the member belongs to the log {}, and the volume has the log {}",
-                log(manager.log()),
-                log(manager.log_of_zones())
-            ),
-            OF_ANOTHER_LOG,
-        ),
-        Role::Recovering(Why::Mirrored) => {
-            ("the member belongs to a mirror".to_owned(), OF_A_MIRROR)
-        }
-        _ => return None,
-    };
-    Some(format!("{what}, {so}"))
-}
-
-const OF_ANOTHER_LOG: &str = "so nobody works with it; give the managers the volume of before, or see \"A log that is lost\" in \
-    docs/products/mirror.md";
-const OF_A_MIRROR: &str = "and what is written to it alone the other member would never get: leave single = true out, or see \
-    \"One member first\" in docs/products/mirror.md";

@@ -1,8 +1,10 @@
 //! What does what the core decides: sockets, tasks, clocks, programs.
 
+mod advice;
 mod apply;
 mod command;
 pub mod config;
+mod deputy;
 mod hub;
 mod jobs;
 mod member;
@@ -74,9 +76,29 @@ pub enum RunError {
     /// The certificate for clients cannot be used.
     #[error(transparent)]
     Certificate(#[from] dax::Error),
+    /// Whoever reaches the manager would get in as whoever they say they are.
+    #[error("{UNPROVED}")]
+    Unproved,
     /// The system has no randomness.
     #[error("no random number can be had: {0}")]
     Random(String),
+}
+
+const UNPROVED: &str = "the member lets the manager in as anybody, without a proof: let its pg_hba.conf ask the manager's address for \
+    scram-sha-256, for all roles but the manager's own, or set clients_need_no_proof in [mirror] if everybody who reaches the manager may \
+    be a superuser";
+
+/// Fails if the member asks nobody who comes from here for a proof, unless the operator wants none.
+async fn must_ask(config: &Config) -> std::io::Result<()> {
+    let target = config.target().map_err(std::io::Error::other)?;
+    let is_open = !config.clients_need_no_proof
+        && wire::asks_nobody(&target)
+            .await
+            .map_err(std::io::Error::other)?;
+    match is_open {
+        true => Err(std::io::Error::other(UNPROVED)),
+        false => Ok(()),
+    }
 }
 
 async fn bind(address: SocketAddr) -> Result<TcpListener, RunError> {
@@ -96,6 +118,12 @@ pub async fn run(
     shutdown: impl Future<Output = ()>,
 ) -> Result<(), RunError> {
     config.check_protected(tls.is_some())?;
+    // One that does not answer is asked again before it is used.
+    if let Err(error) = must_ask(&config).await
+        && error.to_string() == UNPROVED
+    {
+        return Err(RunError::Unproved);
+    }
     let clients = bind(config.listen).await?;
     let peers = bind(config.peer_listen).await?;
     let checks = match config.rest {
@@ -180,7 +208,14 @@ async fn watch_member(hub: Arc<Hub>) {
                 Err(error) if is_up => {
                     tracing::warn!(%error, "the member does not answer any more")
                 }
-                Err(error) => tracing::debug!(%error, "the member does not answer"),
+                Err(error) => {
+                    tracing::debug!(%error, "the member does not answer");
+                    let why = match error {
+                        WireError::Lost(error) => error.to_string(),
+                        said => said.to_string(),
+                    };
+                    *hub.hindrance.lock() = Some(format!("the member cannot be used: {why}"));
+                }
             }
             if std::mem::take(&mut is_up) {
                 hub.member.forget();
@@ -201,6 +236,7 @@ async fn attend_single(hub: &Hub, is_up: &mut bool) -> Result<(), WireError> {
         hub.member.begin(manager.life(), key);
     });
     *is_up = true;
+    hub.hindrance.lock().take();
     loop {
         tokio::time::sleep(PING_EVERY).await;
         let answered = tokio::time::timeout(SINGLE_PING_TIMEOUT, session.query("SELECT 1")).await;
@@ -210,6 +246,7 @@ async fn attend_single(hub: &Hub, is_up: &mut bool) -> Result<(), WireError> {
 
 /// Looks at what the member has, and stays with it for as long as it answers.
 async fn attend(hub: &Hub, is_up: &mut bool) -> Result<(), WireError> {
+    must_ask(&hub.config).await?;
     if hub.config.single {
         return attend_single(hub, is_up).await;
     }
@@ -245,6 +282,7 @@ async fn attend(hub: &Hub, is_up: &mut bool) -> Result<(), WireError> {
         }
     };
     *is_up = true;
+    hub.hindrance.lock().take();
     let mut pings: u32 = 0;
     let mut memory = state::Memory::default();
     while !hub.is_filling.load(Ordering::Acquire) {

@@ -36,13 +36,22 @@ pub enum Contents {
     Empty,
 }
 
+/// Owners, who are no superusers, of what the manager's own sessions run into: what is the manager's own, and the event triggers that fire
+/// when it makes that.
+const OTHERS: &str = "SELECT pg_catalog.string_agg(DISTINCT pg_catalog.quote_ident(r.rolname), ', ') FROM ( \
+    SELECT nspowner FROM pg_catalog.pg_namespace WHERE nspname = 'understudy_mirror' \
+    UNION ALL SELECT relowner FROM pg_catalog.pg_class WHERE relnamespace = pg_catalog.to_regnamespace('understudy_mirror') \
+    UNION ALL SELECT proowner FROM pg_catalog.pg_proc WHERE pronamespace = pg_catalog.to_regnamespace('understudy_mirror') \
+    UNION ALL SELECT p.proowner FROM pg_catalog.pg_event_trigger e JOIN pg_catalog.pg_proc p ON p.oid = e.evtfoid \
+      WHERE e.evtenabled <> 'D') o (owner) JOIN pg_catalog.pg_roles r ON r.oid = o.owner WHERE NOT r.rolsuper";
+
 /// Brings what an earlier version has made in a member to what this one needs.
 pub async fn renew(session: &mut Postgres) -> Result<(), WireError> {
+    if !is_of_mirror(session).await? {
+        return Ok(());
+    }
     let is_older = session
-        .query(
-            "SELECT pg_catalog.to_regclass('understudy_mirror.state') IS NOT NULL \
-             AND pg_catalog.to_regprocedure('understudy_mirror.has(bigint, text)') IS NULL",
-        )
+        .query("SELECT pg_catalog.to_regprocedure('understudy_mirror.has(bigint, text)') IS NULL")
         .await?;
     if is_older.value().as_deref() == Some("t") {
         session.query(INSTALL).await?;
@@ -50,8 +59,15 @@ pub async fn renew(session: &mut Postgres) -> Result<(), WireError> {
     Ok(())
 }
 
-/// True if a member has ever belonged to a mirror.
+/// True if a member has ever belonged to a mirror. Fails if what is there is not a superuser's: it would be executed as one.
 pub async fn is_of_mirror(session: &mut Postgres) -> Result<bool, WireError> {
+    if let Some(others) = session.query(OTHERS).await?.value() {
+        let text = format!(
+            "what is in the schema understudy_mirror, or an event trigger's function, belongs to {others}, who is no superuser; drop it, \
+             or let a superuser own it"
+        );
+        return Err(WireError::Lost(std::io::Error::other(text)));
+    }
     let there = session
         .query("SELECT pg_catalog.to_regclass('understudy_mirror.state') IS NOT NULL")
         .await?;

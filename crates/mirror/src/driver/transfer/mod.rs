@@ -7,6 +7,7 @@
 //! copied.
 
 mod roles;
+mod trust;
 
 use std::hash::{BuildHasher, RandomState};
 use std::io;
@@ -16,6 +17,7 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
+use postgres_protocol::escape::escape_identifier;
 use tokio::process::Command;
 
 use super::config::Target;
@@ -61,6 +63,11 @@ enum TransferError {
         "the other member belongs to another log than the volume has: let other_member name the other manager's member"
     )]
     OtherLog,
+    #[error(
+        "a copy would execute as a superuser what clients have defined: {0}; name their owners in trust of [mirror] if they may become \
+         superusers of both servers, or let superusers own such functions and tables"
+    )]
+    Untrusted(String),
     #[error("roles were changed while they were copied")]
     RolesChanged,
     #[error("a server stands still, and does not answer any more")]
@@ -85,10 +92,12 @@ pub async fn watch(hub: Arc<Hub>) {
                 let seconds = started.elapsed().as_secs_f64();
                 tracing::info!(seconds, "the member was filled from the other one");
                 *hub.difference.lock() = None;
+                *hub.hindrance.lock() = None;
                 pause = LOOK_AGAIN * 4;
             }
             Err(error) => {
                 tracing::warn!(%error, "the member cannot be filled from the other one; trying again");
+                *hub.hindrance.lock() = Some(format!("the member cannot be filled: {error}"));
                 tokio::time::sleep(pause).await;
                 pause = (pause * 2).min(LONGEST_PAUSE);
             }
@@ -202,6 +211,10 @@ async fn copy(
     if log.is_some() && known.is_some() && log != known {
         return Err(TransferError::OtherLog);
     }
+    let reached = trust::reached(&mut source, &hub.config.trust).await?;
+    if !reached.is_empty() {
+        return Err(TransferError::Untrusted(reached));
+    }
     let tokens = tokens(&mut source).await?;
     let roles = Roles::read(hub, other, &mut source).await?;
     begins("dumping the other member");
@@ -275,15 +288,10 @@ async fn dump(hub: &Hub, other: &Target, to: &Path, snapshot: &str) -> Result<()
     Ok(())
 }
 
-/// A name, whatever is in it.
-fn quoted(name: &str) -> String {
-    format!("\"{}\"", name.replace('"', "\"\""))
-}
-
 /// Drops a database, and whoever uses it.
 async fn drop_database(elsewhere: &Target, name: &str) -> Result<(), TransferError> {
     let mut session = Postgres::connect(elsewhere, NAME).await?;
-    let name = quoted(name);
+    let name = escape_identifier(name);
     session
         .query(&format!("DROP DATABASE IF EXISTS {name} WITH (FORCE)"))
         .await?;
