@@ -12,6 +12,15 @@ pub fn advice(manager: &Manager) -> Option<String> {
             "the member has transactions that the log has never had".to_owned(),
             OF_ANOTHER_LOG,
         ),
+        Role::Recovering(Why::Diverged) => (
+            "the member has answered otherwise than the primary".to_owned(),
+            DECIDE,
+        ),
+        Role::Recovering(Why::Occupied) => (
+            "the member's database has something, and does not say that it is of this mirror"
+                .to_owned(),
+            DECIDE,
+        ),
         Role::Recovering(Why::Foreign) => (
             format!(
                 "the member belongs to the log {}, and the volume has the log {}",
@@ -28,7 +37,9 @@ pub fn advice(manager: &Manager) -> Option<String> {
     Some(format!("{what}, {so}"))
 }
 
-const OF_ANOTHER_LOG: &str = "so nobody works with it; give the managers the volume of before, or see \"A log that is lost\" in \
+const DECIDE: &str = "so it is left as it is; find out which of both members is right, and have it kept: understudy mirror resolve --keep \
+    NAME (\"Which member is right?\" in docs/products/mirror.md)";
+const OF_ANOTHER_LOG: &str = "so it is left as it is; give the managers the volume of before, or see \"A log that is lost\" in \
     docs/products/mirror.md";
 const OF_A_MIRROR: &str = "and what is written to it alone the other member would never get: leave single = true out, or see \
     \"One member first\" in docs/products/mirror.md";

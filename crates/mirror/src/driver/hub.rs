@@ -20,6 +20,7 @@ use super::jobs::Job;
 use super::member::Member;
 use super::ready::{Comes, LATER, Ready};
 use super::session::Cancels;
+use super::state;
 use super::wire::{Postgres, WireError};
 use super::zones::Zones;
 use crate::core::gate::Gate;
@@ -98,6 +99,11 @@ impl Drop for Inside {
     }
 }
 
+fn unix_ms() -> u64 {
+    let now = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH);
+    u64::try_from(now.unwrap_or_default().as_millis()).unwrap_or(0)
+}
+
 pub struct Hub {
     pub config: Config,
     pub name: String,
@@ -132,6 +138,12 @@ pub struct Hub {
     pub difference: Mutex<Option<String>>,
     /// The reason for which the member is not used or filled now.
     pub hindrance: Mutex<Option<String>>,
+    /// The time since which the member is set aside, in milliseconds of the Unix epoch.
+    pub aside_since: Mutex<Option<u64>>,
+    /// An operator has said that the member is to be replaced.
+    pub replaces: AtomicBool,
+    /// Databases that were kept when others took their place.
+    pub kept: Mutex<Vec<String>>,
     me: std::sync::Weak<Hub>,
 }
 
@@ -169,6 +181,9 @@ impl Hub {
             ending: watch::Sender::new(false),
             difference: Mutex::default(),
             hindrance: Mutex::default(),
+            aside_since: Mutex::default(),
+            replaces: AtomicBool::new(false),
+            kept: Mutex::default(),
             me: me.clone(),
         });
         (hub, asked)
@@ -188,6 +203,16 @@ impl Hub {
         let after = manager.role();
         if before != after {
             tracing::info!(?before, ?after, "the manager's state changes");
+            match after {
+                Role::Recovering(why) if why.is_set_aside() => {
+                    self.aside_since.lock().get_or_insert_with(unix_ms);
+                }
+                Role::Recovering(_) => {}
+                _ => *self.aside_since.lock() = None,
+            }
+            if after.serves() {
+                self.replaces.store(false, Ordering::Release);
+            }
         }
         if before != after
             && let Some(advice) = advice(&manager)
@@ -371,11 +396,8 @@ impl Hub {
         };
         self.follow_definitions(epoch).await;
         let last = self.look(|manager| manager.last());
-        let now = std::time::SystemTime::now()
-            .duration_since(std::time::UNIX_EPOCH)
-            .unwrap_or_default();
         let what = serde_json::json!({
-            "epoch": epoch, "manager": self.name, "transaction": last.0, "unix_ms": u64::try_from(now.as_millis()).unwrap_or(0),
+            "epoch": epoch, "manager": self.name, "transaction": last.0, "unix_ms": unix_ms(),
         });
         // Under the manager's lock, as its end is.
         self.look(|manager| {
@@ -509,9 +531,8 @@ impl Hub {
     async fn mark(&self) {
         let marked = async {
             let mut session = Postgres::connect(&self.member.target, "understudy mirror").await?;
-            session
-                .query("UPDATE understudy_mirror.state SET is_diverged = true")
-                .await
+            let difference = self.difference.lock().clone().unwrap_or_default();
+            state::mark(&mut session, &difference).await
         };
         if let Err(error) = marked.await {
             tracing::error!(%error, "the member cannot be marked as one that differs");

@@ -11,6 +11,7 @@ mod member;
 mod page;
 pub mod peer;
 mod ready;
+mod resolve;
 mod rest;
 mod session;
 mod state;
@@ -40,6 +41,7 @@ use zones::Zones;
 use crate::core::ledger::Ledger;
 
 pub use command::Status;
+pub use resolve::{Resolved, resolve};
 pub use verify::Verdict;
 pub use zones::Open;
 
@@ -255,11 +257,16 @@ async fn attend(hub: &Hub, is_up: &mut bool) -> Result<(), WireError> {
     let mut session = match Postgres::connect(&hub.member.target, "understudy mirror").await {
         // A server that was made anew has not even the database. What the mirror begins with must have it.
         Err(WireError::Said(said)) if said.code == NO_SUCH_DATABASE && !is_new => {
-            hub.act(|manager, _| manager.member_empty());
+            hub.act(|manager, _| manager.member_empty(false));
             return Ok(());
         }
         connected => connected?,
     };
+    *hub.kept.lock() = transfer::kept(&mut session, &hub.member.target).await?;
+    if transfer::is_half_made(&mut session, &hub.member.target).await? {
+        hub.act(|manager, _| manager.member_empty(false));
+        return Ok(());
+    }
     let key = member::hold(&mut session).await?;
     state::renew(&mut session).await?;
     let life = match state::contents(&mut session, new).await? {
@@ -268,7 +275,12 @@ async fn attend(hub: &Hub, is_up: &mut bool) -> Result<(), WireError> {
             saved,
             is_diverged,
             log,
+            difference,
         } => {
+            if let Some((difference, since)) = difference.filter(|_| is_diverged) {
+                *hub.difference.lock() = Some(difference);
+                *hub.aside_since.lock() = Some(since);
+            }
             tracing::info!(transaction = %ledger.floor(), is_diverged, "the member answers");
             hub.act(|manager, _| {
                 manager.member_up(ledger, saved, is_diverged, log);
@@ -276,8 +288,8 @@ async fn attend(hub: &Hub, is_up: &mut bool) -> Result<(), WireError> {
                 manager.life()
             })
         }
-        Contents::Empty => {
-            hub.act(|manager, _| manager.member_empty());
+        Contents::Empty { is_occupied } => {
+            hub.act(|manager, _| manager.member_empty(is_occupied));
             return Ok(());
         }
     };

@@ -2,6 +2,7 @@
 
 mod copies;
 mod corpus;
+mod decisions;
 mod differences;
 mod failures;
 mod logs;

@@ -287,16 +287,19 @@ fn a_copy_runs_nothing_of_clients_and_says_what_it_would_have_run() {
             .server
             .sql(&["DROP DATABASE IF EXISTS app WITH (FORCE)"]);
         site.manage(1);
+        // It is tried again and again, and something else may have kept it from being tried at first.
         site.wait("it says why, or does it", || {
             let status = site.status(1);
             status.is_some_and(|status| {
-                status.advice.is_some() || format!("{:?}", status.role) == "Standby"
+                let advice = status.advice.unwrap_or_default();
+                advice.contains("mallory") || format!("{:?}", status.role) == "Standby"
             })
         });
         nobody_has_climbed(&site, name);
-        let advice = site.status(1).and_then(|status| status.advice);
-        let advice = advice.unwrap_or_else(|| panic!("{name}: it was copied"));
-        assert!(advice.contains("mallory"), "{name}: {advice}");
+        assert!(
+            site.status(1).is_some_and(|one| one.advice.is_some()),
+            "{name}: it was copied"
+        );
         site.kill_manager(1);
         psql(&member, undo).unwrap_or_else(|error| panic!("{undo}: {error}"));
     }

@@ -12,7 +12,7 @@ use dax::storage::{Storage, VolumeSettings};
 use mirror::core::manager::Role;
 use mirror::driver::config::Config;
 use mirror::driver::peer::{Question, ask};
-use mirror::driver::{Open, Status, Verdict};
+use mirror::driver::{Open, Resolved, Status, Verdict, resolve};
 use tokio::runtime::Runtime;
 use tokio::sync::oneshot;
 use tokio_postgres::{Client, NoTls};
@@ -329,6 +329,22 @@ impl Site {
         self.runtime
             .block_on(connect(&self.conninfo()))
             .expect("the primary lets clients in")
+    }
+
+    /// An operator says that this side's member is the right one.
+    pub fn keep(&self, at: usize) -> Resolved {
+        let addresses = [0, 1].map(|at| self.sides[at].peer_listen.to_string());
+        let keep = format!("m{at}");
+        let resolving = resolve([&addresses[0], &addresses[1]], None, &keep);
+        let resolved = self.runtime.block_on(resolving).expect("both answer");
+        resolved.expect("it is decided")
+    }
+
+    /// Databases that a member's server keeps in place of which there are others.
+    pub fn kept(&self, at: usize) -> Vec<String> {
+        let text = "SELECT datname FROM pg_database WHERE datname LIKE 'app_replaced_%' ORDER BY 1";
+        let names = self.sides[at].server.sql(&[text]);
+        names.lines().map(ToOwned::to_owned).collect()
     }
 
     /// Compares the members.
