@@ -474,7 +474,7 @@ fn write_configurations(
         let text = format!(
             "name = \"{name}\"\nvolume = \"{volume}\"\nzones = [{zones}]\nkey = \"{key}\"\n\n\
              [mirror]\nlisten = \"{address}:{listen}\"\npeer_listen = \"{address}:{own}\"\n\
-             member = \"{member}\"\n{pair}\nbin = \"{tools}\"\n{more}\n{tls}",
+             member = \"{member}\"\n{pair}\nclients_need_no_proof = true\nbin = \"{tools}\"\n{more}\n{tls}",
             name = NAMES[at],
             volume = zones.options().volume,
             zones = places.join(", "),

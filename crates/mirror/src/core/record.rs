@@ -112,6 +112,29 @@ impl Statement {
     pub fn is_settings(&self) -> bool {
         self.digest.is_none()
     }
+
+    /// The statement that makes a session's settings what those of a client's session are, and says as whom that has logged in.
+    pub fn settings(sets: &str, login: &str) -> Statement {
+        const TEXT: u32 = 25;
+        Statement {
+            text: format!("SELECT $1::pg_catalog.text, {sets}"),
+            parameters: vec![Parameter {
+                type_oid: TEXT,
+                is_binary: false,
+                value: Some(login.as_bytes().to_vec()),
+            }],
+            ..Statement::default()
+        }
+    }
+
+    /// The role that the client has logged in as. An earlier version said only which its session had then, at the end.
+    fn login(&self) -> Option<String> {
+        if let Some(login) = self.parameters.first() {
+            return String::from_utf8(login.value.clone()?).ok();
+        }
+        let (_, role) = self.text.rsplit_once("pg_catalog.set_config('role', '")?;
+        Some(role.strip_suffix("', false)")?.replace("''", "'"))
+    }
 }
 
 /// A transaction that is about to commit.
@@ -128,6 +151,17 @@ pub struct Draft {
 }
 
 impl Draft {
+    /// The role that the client has logged in as; nothing if it has only advanced sequences, or nobody says.
+    pub fn login(&self) -> Option<String> {
+        Draft::login_of(&self.statements)
+    }
+
+    /// The same of what a transaction has done so far.
+    pub fn login_of(statements: &[Statement]) -> Option<String> {
+        let settings = statements.first().filter(|one| one.is_settings());
+        settings.and_then(Statement::login)
+    }
+
     /// True if definitions may be others after it. Nothing else is executed at the same time.
     pub fn is_definition(&self) -> bool {
         self.claims
@@ -206,6 +240,28 @@ mod tests {
         rows.iter().for_each(|row| digest.row(row.as_bytes()));
         digest.tag(tag.as_bytes());
         digest
+    }
+
+    #[test]
+    fn it_is_known_who_has_logged_in_also_of_records_of_an_earlier_version() {
+        let of = |first: Statement| {
+            let statements = vec![first, Statement::default()];
+            Record::of(1, Claims::default(), statements).draft.login()
+        };
+        let role = "pg_catalog.set_config('role', 'it''s', false)";
+        assert_eq!(of(Statement::settings(role, "app")).as_deref(), Some("app"));
+        let earlier = Statement {
+            text: format!("SELECT pg_catalog.set_config('TimeZone', 'UTC', false), {role}"),
+            ..Statement::default()
+        };
+        assert_eq!(of(earlier).as_deref(), Some("it's"));
+        // A client's own text says nothing of it.
+        let forged = Statement {
+            text: "SELECT pg_catalog.set_config('role', 'postgres', false)".to_owned(),
+            digest: Some(Digest::default()),
+            ..Statement::default()
+        };
+        assert_eq!(of(forged), None);
     }
 
     #[test]

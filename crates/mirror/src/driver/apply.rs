@@ -15,6 +15,7 @@ use bytes::BytesMut;
 use postgres_protocol::message::frontend;
 use proxy::core::settings::quote_literal;
 
+use super::deputy::{self, Deputy};
 use super::member::{Member, answers, digest_of, put_commit, put_number};
 use super::wire::{Postgres, Wire, WireError, tag};
 use crate::core::manager::Life;
@@ -61,6 +62,8 @@ pub struct Applier {
     pub session: Postgres,
     /// Of the server that it is at.
     pub life: Life,
+    /// The deputy that has logged in.
+    pub deputy: String,
     /// The statement that has made its settings what they are, and of which definitions; none if they are the server's own.
     settings: Option<(u64, String)>,
     /// Of which definitions its prepared statements are.
@@ -71,10 +74,11 @@ pub struct Applier {
 
 impl Applier {
     /// A session that was not used before.
-    pub fn new(session: Postgres, life: Life) -> Applier {
+    pub fn new(session: Postgres, life: Life, deputy: &str) -> Applier {
         Applier {
             session,
             life,
+            deputy: deputy.to_owned(),
             settings: None,
             definitions: 0,
             is_open: false,
@@ -84,7 +88,7 @@ impl Applier {
     /// Makes it the manager's own again: what it is asked then means the same whatever its last client has set, and what that client
     /// may have defined has no part in it.
     pub async fn reset(&mut self) -> Result<(), WireError> {
-        const OWN: &str = "SET ROLE NONE; SET search_path = ''; SET DateStyle = 'ISO'; SET IntervalStyle = 'postgres'";
+        const OWN: &str = "RESET SESSION AUTHORIZATION; SET ROLE NONE; SET search_path = ''; SET DateStyle = 'ISO'; SET IntervalStyle = 'postgres'";
         self.settings = None;
         self.session.query(OWN).await.map(drop)
     }
@@ -232,7 +236,11 @@ impl Member {
             return Vec::new();
         };
         let mut applied = Vec::new();
-        if records.len() > 1 && self.attempt(life, records).await.is_ok() {
+        let login = |record: &Record| record.draft.login();
+        let is_of_one = records
+            .windows(2)
+            .all(|two| login(&two[0]) == login(&two[1]));
+        if records.len() > 1 && is_of_one && self.attempt(life, records).await.is_ok() {
             applied.extend(records.iter().map(|record| (record.number, Applied::Done)));
             return applied;
         }
@@ -271,9 +279,17 @@ impl Member {
     }
 
     async fn attempt(&self, life: Life, records: &[Record]) -> Result<(), Failed> {
+        let deputy = self.deputy_of(life, records.first()).await?;
         // A member that lets nobody in has answered nothing.
-        let applier = self.applier(life).await;
-        let mut applier = applier.map_err(std::io::Error::other)?;
+        let applier = self.applier(life, &deputy).await;
+        let mut applier = applier.map_err(|error| match deputy {
+            Deputy::Own => std::io::Error::other(error),
+            Deputy::Role(target) => std::io::Error::other(format!(
+                "the manager cannot log in at its member as {} to execute what a client has done ({error}): let pg_hba.conf there ask \
+                 the manager's address for scram-sha-256, for all roles",
+                target.user
+            )),
+        })?;
         let executed = match self.execute(&mut applier, records).await {
             Err(failed @ (Failed::Differs(_) | Failed::Wire(WireError::Said(_)))) => {
                 if let Err(error) = applier.give_up().await {
@@ -300,6 +316,43 @@ impl Member {
         executed
     }
 
+    /// The deputy that executes a transaction.
+    async fn deputy_of(&self, life: Life, record: Option<&Record>) -> Result<Deputy, Failed> {
+        let Some(draft) = record.map(|record| &record.draft) else {
+            return Ok(Deputy::Own);
+        };
+        let Some(login) = draft.login() else {
+            return match draft.statements.is_empty() {
+                true => Ok(Deputy::Own),
+                false => Err(Failed::Differs("nobody knows who has done this".to_owned())),
+            };
+        };
+        let definitions = self.definitions.load(Ordering::Acquire);
+        let mut deputies = self.deputies.lock().await;
+        let known = deputies.of(life, definitions, &login);
+        if let Some((deputy, false)) = known {
+            return Ok(deputy);
+        }
+        // Nothing that keeps one from being made is a difference.
+        let described = self.ask(&deputy::question(&login)).await;
+        let row = described.map_err(std::io::Error::other)?.row();
+        let mut row = row.into_iter().flatten();
+        let (Some(is_superuser), Some(name)) = (row.next(), row.next()) else {
+            return Err(Failed::Differs(format!("there is no role \"{login}\"")));
+        };
+        let deputy = match known {
+            _ if is_superuser == "t" => Deputy::Own,
+            Some((deputy, _)) if deputy.name() == name => deputy,
+            _ => {
+                let (deputy, text) = deputy::make(&self.target, &login, name)?;
+                self.ask(&text).await.map_err(std::io::Error::other)?;
+                deputy
+            }
+        };
+        deputies.learn(definitions, &login, &deputy);
+        Ok(deputy)
+    }
+
     async fn execute(&self, applier: &mut Applier, records: &[Record]) -> Result<(), Failed> {
         let definitions = self.definitions.load(Ordering::Acquire);
         applier.begin(definitions)?;
@@ -313,11 +366,9 @@ impl Member {
         }
         let mut sequences = drafts().flat_map(|draft| &draft.sequences);
         if may_set_back || self.lacks(applier.life, &mut sequences).await {
-            // The transaction may have run as somebody with fewer rights.
-            applier.session.query("SET LOCAL ROLE NONE").await?;
-            for draft in drafts() {
-                self.raise(applier, &draft.sequences, may_set_back).await?;
-            }
+            let all = drafts().flat_map(|draft| draft.sequences.iter().cloned());
+            self.raise_all(applier, &all.collect::<Vec<_>>(), may_set_back)
+                .await?;
         }
         applier.commit(records).await?;
         if may_set_back {
@@ -340,65 +391,78 @@ impl Member {
         sequences.any(|(name, value)| !is_raised(name, value))
     }
 
-    /// Sets sequences at least so far. One after the other, so that none is set back. The session has its client's path still, in which
-    /// that client may have defined operators.
-    async fn raise(
+    /// Sets sequences at least so far, with the rights that it takes: a client need not have them. Sequences that the transaction itself
+    /// has made or locked only its own session can set, as whoever has made them.
+    async fn raise_all(
         &self,
         applier: &mut Applier,
         sequences: &[(String, i64)],
         may_set_back: bool,
     ) -> Result<(), Failed> {
-        if sequences.is_empty() && !may_set_back {
+        if may_set_back {
+            self.raised.lock().await.of(applier.life).clear();
+        }
+        // The transaction may have run as somebody with fewer rights.
+        let own_role = "SET LOCAL ROLE NONE; SAVEPOINT understudy";
+        for (name, value) in sequences {
+            let is_own = applier.deputy == Deputy::Own.name();
+            if is_own || may_set_back {
+                applier.session.query(own_role).await?;
+                match self.raise(applier, name, *value).await {
+                    Err(Failed::Wire(WireError::Said(_))) if !is_own => {
+                        applier.session.query("ROLLBACK TO understudy").await?;
+                    }
+                    raised => {
+                        raised?;
+                        continue;
+                    }
+                }
+            }
+            let mut own = self.applier(applier.life, &Deputy::Own).await?;
+            own.reset().await?;
+            self.raise(&mut own, name, *value).await?;
+            self.give_back(own);
+        }
+        Ok(())
+    }
+
+    /// Sets a sequence at least so far. One after the other, so that none is set back. The session may have its client's path still, in
+    /// which that client may have defined operators.
+    async fn raise(&self, applier: &mut Applier, name: &str, value: i64) -> Result<(), Failed> {
+        let mut raised = self.raised.lock().await;
+        let raised = raised.of(applier.life);
+        if raised.get(name).is_some_and(|raised| *raised >= value) {
             return Ok(());
         }
         let session = &mut applier.session;
-        let mut raised = self.raised.lock().await;
-        let raised = raised.of(applier.life);
-        if may_set_back {
-            raised.clear();
+        let name_text = quote_literal(name);
+        let described = session
+            .query(&format!(
+                "SELECT seqincrement, pg_catalog.pg_sequence_last_value(seqrelid) FROM pg_catalog.pg_sequence \
+                 WHERE seqrelid OPERATOR(pg_catalog.=) {name_text}::pg_catalog.regclass"
+            ))
+            .await?;
+        let row = described.row();
+        let number = |at: usize| row.get(at)?.as_ref()?.parse::<i64>().ok();
+        let (increment, last) = (number(0).unwrap_or(1), number(1));
+        let ahead = value.saturating_add(increment.saturating_mul(AHEAD));
+        let is_behind =
+            |last: i64| (increment > 0 && last < value) || (increment <= 0 && last > value);
+        let mut reached = last.unwrap_or(value);
+        if last.is_none_or(is_behind) {
+            // Not where its range ends: after a takeover it would be at its end before it is.
+            let set = format!(
+                "SELECT pg_catalog.setval(s.seqrelid::pg_catalog.regclass, \
+                 CASE WHEN {ahead} OPERATOR(pg_catalog.>=) s.seqmin AND {ahead} OPERATOR(pg_catalog.<=) s.seqmax \
+                 THEN {ahead} ELSE {value} END) \
+                 FROM pg_catalog.pg_sequence s WHERE s.seqrelid OPERATOR(pg_catalog.=) {name_text}::pg_catalog.regclass"
+            );
+            let set = session.query(&set).await?.value();
+            reached = set.and_then(|set| set.parse().ok()).unwrap_or(value);
         }
-        for (name, value) in sequences {
-            if raised.get(name).is_some_and(|raised| raised >= value) {
-                continue;
-            }
-            let name_text = quote_literal(name);
-            let described = session
-                .query(&format!(
-                    "SELECT seqincrement, pg_catalog.pg_sequence_last_value(seqrelid) FROM pg_catalog.pg_sequence \
-                     WHERE seqrelid OPERATOR(pg_catalog.=) {name_text}::pg_catalog.regclass"
-                ))
-                .await?;
-            let row = described.row();
-            let number = |at: usize| {
-                row.get(at)
-                    .cloned()
-                    .flatten()
-                    .and_then(|text: String| text.parse::<i64>().ok())
-            };
-            let (increment, last) = (number(0).unwrap_or(1), number(1));
-            let ahead = value.saturating_add(increment.saturating_mul(AHEAD));
-            let is_behind = |last: i64| {
-                if increment > 0 {
-                    last < *value
-                } else {
-                    last > *value
-                }
-            };
-            let mut reached = last.unwrap_or(*value);
-            if last.is_none_or(is_behind) {
-                // Not where its range ends: after a takeover it would be at its end before it is.
-                let set = format!(
-                    "SELECT pg_catalog.setval(s.seqrelid::pg_catalog.regclass, \
-                     CASE WHEN {ahead} OPERATOR(pg_catalog.>=) s.seqmin AND {ahead} OPERATOR(pg_catalog.<=) s.seqmax \
-                     THEN {ahead} ELSE {value} END) \
-                     FROM pg_catalog.pg_sequence s WHERE s.seqrelid OPERATOR(pg_catalog.=) {name_text}::pg_catalog.regclass"
-                );
-                let set = session.query(&set).await?.value();
-                reached = set.and_then(|set| set.parse().ok()).unwrap_or(*value);
-            }
-            if increment > 0 {
-                raised.insert(name.clone(), reached);
-            }
+        // What a client's session says is its word.
+        if increment > 0 && applier.deputy == Deputy::Own.name() {
+            raised.insert(name.to_owned(), reached);
         }
         Ok(())
     }

@@ -8,15 +8,24 @@ use page::put_metric;
 use serde::{Deserialize, Serialize};
 use tokio::time::Instant;
 
-use super::hub::{Hub, advice};
+use super::advice::advice;
+use super::hub::Hub;
+use super::jobs::unused_identity;
 use super::peer::Question;
+use super::state::{Tokens, install_with};
 use super::verify;
+use super::wire::Postgres;
+use crate::core::ledger::Ledger;
 use crate::core::manager::{Ack, Manager, Role};
 
 /// How long a handover waits for transactions to end.
 const HANDOVER: Duration = Duration::from_secs(30);
 /// How long of it for those that have locked nothing; they are ended then.
 const READERS: Duration = Duration::from_secs(10);
+
+/// So long it may take until nobody attends to the member.
+const LEAVES_WITHIN: Duration = Duration::from_secs(20);
+const LOOK_AGAIN: Duration = Duration::from_millis(200);
 
 /// What a manager says of itself.
 #[derive(Debug, Clone, Serialize, Deserialize)]
@@ -45,6 +54,12 @@ pub struct Status {
     /// What an operator has to do, where nothing is done by itself.
     #[serde(default)]
     pub advice: Option<String>,
+    /// The time since which the member waits for an operator's decision, in milliseconds of the Unix epoch.
+    #[serde(default)]
+    pub aside_since: Option<u64>,
+    /// Databases of the member's server that were kept when others took their place.
+    #[serde(default)]
+    pub kept: Vec<String>,
     /// Which log its member belongs to.
     #[serde(default)]
     pub log: Option<String>,
@@ -70,7 +85,9 @@ pub(super) fn status(hub: &Hub) -> Status {
         ack: hub.config.ack,
         clients: hub.counters.clients.load(Ordering::Relaxed),
         difference: hub.difference.lock().clone(),
-        advice: advice(manager),
+        advice: advice(manager).or_else(|| hub.hindrance.lock().clone()),
+        aside_since: *hub.aside_since.lock(),
+        kept: hub.kept.lock().clone(),
         log: manager.log().map(|log| log.to_string()),
         is_filling: hub.is_filling.load(Ordering::Relaxed),
         filling: hub
@@ -85,7 +102,11 @@ pub(super) fn status(hub: &Hub) -> Status {
 pub async fn answer(hub: &Arc<Hub>, question: Question) -> Result<String, String> {
     let of_a_mirror = matches!(
         question,
-        Question::History | Question::Switchover | Question::Verify
+        Question::History
+            | Question::Switchover
+            | Question::Verify
+            | Question::Adopt
+            | Question::Replace
     );
     if hub.config.single && of_a_mirror {
         return Err(
@@ -105,6 +126,8 @@ pub async fn answer(hub: &Arc<Hub>, question: Question) -> Result<String, String
         }
         Question::Switchover => switch_over(hub).await,
         Question::Verify => verify::verify(hub).await,
+        Question::Adopt => adopt(hub).await,
+        Question::Replace => replace(hub),
     }
 }
 
@@ -156,6 +179,55 @@ async fn hand_over(hub: &Hub) -> Result<(), String> {
         }
         tokio::time::sleep(Duration::from_millis(2)).await;
     }
+    Ok(())
+}
+
+/// Replaces the member as soon as there is a primary.
+fn replace(hub: &Hub) -> Result<String, String> {
+    if hub.role().serves() {
+        return Err("this manager is primary: its member is not replaced".to_owned());
+    }
+    hub.replaces.store(true, Ordering::Release);
+    Ok("{\"replaces\":true}".to_owned())
+}
+
+/// Takes the member for the right one, with what it has.
+async fn adopt(hub: &Arc<Hub>) -> Result<String, String> {
+    let is_aside = |role| matches!(role, Role::Recovering(why) if why.is_set_aside());
+    if !is_aside(hub.role()) || hub.is_filling.swap(true, Ordering::AcqRel) {
+        return Err("this manager's member waits for no decision".to_owned());
+    }
+    // Whoever attends to the member leaves it then.
+    let deadline = Instant::now() + LEAVES_WITHIN;
+    while hub.look(|manager| manager.ledger().is_some()) && Instant::now() < deadline {
+        tokio::time::sleep(LOOK_AGAIN).await;
+    }
+    let adopted = adopt_alone(hub).await;
+    hub.zones.release().await;
+    hub.is_filling.store(false, Ordering::Release);
+    adopted.map(|()| "{\"adopted\":true}".to_owned())
+}
+
+/// The same while nobody uses the member.
+async fn adopt_alone(hub: &Hub) -> Result<(), String> {
+    fn told(error: impl std::fmt::Display) -> String {
+        error.to_string()
+    }
+    let epoch = hub.zones.own().await.map_err(told)?;
+    let last = hub.zones.read(drop).await.map_err(told)?;
+    let log = unused_identity().map_err(told)?;
+    tracing::warn!(%last, %log, "an operator says that this member is the right one");
+    let member = &hub.member.target;
+    let session = Postgres::connect(member, "understudy mirror").await;
+    let mut session = session.map_err(told)?;
+    let ledger = Ledger::new(last, []);
+    let more = format!("DELETE FROM understudy_mirror.applied WHERE number > {last};");
+    let tokens = Tokens::up_to(epoch);
+    let made = install_with(&mut session, &ledger, &tokens, Some(log), &more).await;
+    made.map_err(told)?;
+    hub.zones.name(log).await.map_err(told)?;
+    hub.act(|manager: &mut Manager, _| manager.log_renamed(epoch, log));
+    hub.difference.lock().take();
     Ok(())
 }
 

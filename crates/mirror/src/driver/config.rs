@@ -82,6 +82,15 @@ pub struct Config {
     /// its own.
     #[serde(default)]
     pub drop_roles: bool,
+    /// Lets everybody who reaches the manager in as whoever they say they are, a superuser as well, if `pg_hba.conf` of the
+    /// member asks the manager's address for no proof (`trust`, `peer`). Without it, clients prove that they know the password,
+    /// and the manager does not start before such a member.
+    #[serde(default)]
+    pub clients_need_no_proof: bool,
+    /// Roles that may become superusers of both servers: a state transfer executes, as a superuser, what they have defined
+    /// (functions in checks, generated columns and domains). Without it, such a database is not copied.
+    #[serde(default)]
+    pub trust: Vec<String>,
     /// Certificate that clients are shown. Without this table, their connections are not encrypted.
     pub tls: Option<TlsConfig>,
     /// Encryption of connections to both members.

@@ -13,18 +13,19 @@ use parking_lot::{Mutex, RwLock};
 use proxy::core::sql::Statements;
 use tokio::sync::{mpsc, watch};
 
+use super::advice::advice;
 use super::apply::Applied;
 use super::config::Config;
 use super::jobs::Job;
 use super::member::Member;
 use super::ready::{Comes, LATER, Ready};
 use super::session::Cancels;
+use super::state;
 use super::wire::{Postgres, WireError};
 use super::zones::Zones;
 use crate::core::gate::Gate;
 use crate::core::locks::Tx;
-use crate::core::log::Identity;
-use crate::core::manager::{Effect, Life, Manager, Message, Role, Why};
+use crate::core::manager::{Effect, Life, Manager, Message, Role};
 use crate::core::record::{Number, Record};
 use crate::sql::Facts;
 
@@ -98,6 +99,11 @@ impl Drop for Inside {
     }
 }
 
+fn unix_ms() -> u64 {
+    let now = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH);
+    u64::try_from(now.unwrap_or_default().as_millis()).unwrap_or(0)
+}
+
 pub struct Hub {
     pub config: Config,
     pub name: String,
@@ -130,6 +136,14 @@ pub struct Hub {
     pub ending: watch::Sender<bool>,
     /// What made the member differ.
     pub difference: Mutex<Option<String>>,
+    /// The reason for which the member is not used or filled now.
+    pub hindrance: Mutex<Option<String>>,
+    /// The time since which the member is set aside, in milliseconds of the Unix epoch.
+    pub aside_since: Mutex<Option<u64>>,
+    /// An operator has said that the member is to be replaced.
+    pub replaces: AtomicBool,
+    /// Databases that were kept when others took their place.
+    pub kept: Mutex<Vec<String>>,
     me: std::sync::Weak<Hub>,
 }
 
@@ -166,6 +180,10 @@ impl Hub {
             gate: watch::Sender::new(Gate::default()),
             ending: watch::Sender::new(false),
             difference: Mutex::default(),
+            hindrance: Mutex::default(),
+            aside_since: Mutex::default(),
+            replaces: AtomicBool::new(false),
+            kept: Mutex::default(),
             me: me.clone(),
         });
         (hub, asked)
@@ -185,6 +203,16 @@ impl Hub {
         let after = manager.role();
         if before != after {
             tracing::info!(?before, ?after, "the manager's state changes");
+            match after {
+                Role::Recovering(why) if why.is_set_aside() => {
+                    self.aside_since.lock().get_or_insert_with(unix_ms);
+                }
+                Role::Recovering(_) => {}
+                _ => *self.aside_since.lock() = None,
+            }
+            if after.serves() {
+                self.replaces.store(false, Ordering::Release);
+            }
         }
         if before != after
             && let Some(advice) = advice(&manager)
@@ -368,11 +396,8 @@ impl Hub {
         };
         self.follow_definitions(epoch).await;
         let last = self.look(|manager| manager.last());
-        let now = std::time::SystemTime::now()
-            .duration_since(std::time::UNIX_EPOCH)
-            .unwrap_or_default();
         let what = serde_json::json!({
-            "epoch": epoch, "manager": self.name, "transaction": last.0, "unix_ms": u64::try_from(now.as_millis()).unwrap_or(0),
+            "epoch": epoch, "manager": self.name, "transaction": last.0, "unix_ms": unix_ms(),
         });
         // Under the manager's lock, as its end is.
         self.look(|manager| {
@@ -485,7 +510,10 @@ impl Hub {
     /// True if it is to be tried again.
     fn see_applied(&self, life: Life, number: Number, applied: Applied) -> bool {
         match applied {
-            Applied::Done => false,
+            Applied::Done => {
+                self.hindrance.lock().take();
+                false
+            }
             Applied::Differs(why) => {
                 tracing::error!(%number, why, "the member answered otherwise than the primary");
                 *self.difference.lock() = Some(format!("transaction {number}: {why}"));
@@ -494,6 +522,7 @@ impl Hub {
             }
             Applied::Later(why) => {
                 tracing::warn!(%number, why, "the member cannot execute a transaction of the log now; trying again");
+                *self.hindrance.lock() = Some(format!("transaction {number} waits: {why}"));
                 true
             }
         }
@@ -502,9 +531,8 @@ impl Hub {
     async fn mark(&self) {
         let marked = async {
             let mut session = Postgres::connect(&self.member.target, "understudy mirror").await?;
-            session
-                .query("UPDATE understudy_mirror.state SET is_diverged = true")
-                .await
+            let difference = self.difference.lock().clone().unwrap_or_default();
+            state::mark(&mut session, &difference).await
         };
         if let Err(error) = marked.await {
             tracing::error!(%error, "the member cannot be marked as one that differs");
@@ -521,33 +549,3 @@ impl Hub {
         }
     }
 }
-
-/// What an operator has to do, where nothing is done by itself.
-pub fn advice(manager: &Manager) -> Option<String> {
-    let log =
-        |log: Option<Identity>| log.map_or_else(|| "unknown".to_owned(), |log| log.to_string());
-    let (what, so) = match manager.role() {
-        Role::Recovering(Why::Ahead) => (
-            "the member has transactions that the log has never had".to_owned(),
-            OF_ANOTHER_LOG,
-        ),
-        Role::Recovering(Why::Foreign) => (
-            format!(
-                "the member belongs to the log {}, and the volume has the log {}",
-                log(manager.log()),
-                log(manager.log_of_zones())
-            ),
-            OF_ANOTHER_LOG,
-        ),
-        Role::Recovering(Why::Mirrored) => {
-            ("the member belongs to a mirror".to_owned(), OF_A_MIRROR)
-        }
-        _ => return None,
-    };
-    Some(format!("{what}, {so}"))
-}
-
-const OF_ANOTHER_LOG: &str = "so nobody works with it; give the managers the volume of before, or see \"A log that is lost\" in \
-    docs/products/mirror.md";
-const OF_A_MIRROR: &str = "and what is written to it alone the other member would never get: leave single = true out, or see \
-    \"One member first\" in docs/products/mirror.md";

@@ -9,7 +9,10 @@ ALTER TABLE understudy_mirror.state
   ADD COLUMN IF NOT EXISTS forgotten_epoch bigint NOT NULL DEFAULT 0,
   ADD COLUMN IF NOT EXISTS forgotten_count bigint NOT NULL DEFAULT 0,
   -- Which log the member belongs to.
-  ADD COLUMN IF NOT EXISTS log uuid;
+  ADD COLUMN IF NOT EXISTS log uuid,
+  -- What it has answered otherwise than the primary, and since when that is known.
+  ADD COLUMN IF NOT EXISTS difference text,
+  ADD COLUMN IF NOT EXISTS differs_since timestamptz;
 CREATE TABLE IF NOT EXISTS understudy_mirror.applied (number bigint PRIMARY KEY, token text NOT NULL);
 -- Null if the number is another transaction's: somebody else has written it.
 CREATE OR REPLACE FUNCTION understudy_mirror.has(number bigint, token text) RETURNS boolean

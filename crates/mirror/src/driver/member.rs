@@ -20,6 +20,7 @@ use tokio::sync::Semaphore;
 
 use super::apply::Applier;
 use super::config::Target;
+use super::deputy::{Deputies, Deputy};
 use super::wire::{Postgres, Reply, Wire, WireError, reply};
 use crate::core::manager::Life;
 use crate::core::record::{Digest, Number, Parameter, Token};
@@ -45,6 +46,7 @@ pub struct Member {
     pub(super) definitions: AtomicU64,
     /// How far sequences were set.
     pub(super) raised: tokio::sync::Mutex<Raised>,
+    pub(super) deputies: tokio::sync::Mutex<Deputies>,
 }
 
 /// How far sequences were set in one life of the server: one that crashed may have lost that.
@@ -191,6 +193,7 @@ impl Member {
             questions: Semaphore::new(QUESTIONS),
             definitions: AtomicU64::new(0),
             raised: tokio::sync::Mutex::default(),
+            deputies: tokio::sync::Mutex::default(),
         }
     }
 
@@ -221,32 +224,32 @@ impl Member {
         }
     }
 
-    /// A session of the manager's own in this life of the server.
-    pub(super) async fn session(&self, life: Life) -> Result<Postgres, WireError> {
-        let mut session = Postgres::connect(&self.target, "understudy mirror").await?;
+    /// A session in this life of the server that executes the log, as a deputy; one that nobody uses, if there is any.
+    pub(super) async fn applier(&self, life: Life, deputy: &Deputy) -> Result<Applier, WireError> {
+        let idle = {
+            let mut idle = self.idle.lock();
+            idle.retain(|applier| applier.life == life);
+            take_of(&mut idle, deputy.name())
+        };
+        if let Some(applier) = idle {
+            return Ok(applier);
+        }
+        let target = match deputy {
+            Deputy::Own => &self.target,
+            Deputy::Role(target) => target,
+        };
+        let mut session = Postgres::connect(target, "understudy mirror").await?;
         match self.life_at(&mut session.wire).await? {
-            is_at if is_at == life => Ok(session),
+            is_at if is_at == life => Ok(Applier::new(session, life, deputy.name())),
             _ => Err(gone()),
         }
     }
 
-    /// The same for executing the log; one that nobody uses, if there is any.
-    pub(super) async fn applier(&self, life: Life) -> Result<Applier, WireError> {
-        let idle = {
-            let mut idle = self.idle.lock();
-            idle.retain(|applier| applier.life == life);
-            idle.pop()
-        };
-        match idle {
-            Some(applier) => Ok(applier),
-            None => Ok(Applier::new(self.session(life).await?, life)),
-        }
-    }
-
-    /// What PostgreSQL keeps of a user's password.
+    /// What PostgreSQL keeps of a user's password, if that is valid.
     pub async fn verifier(&self, user: &str) -> Result<Option<String>, WireError> {
         let text = format!(
-            "SELECT rolpassword FROM pg_catalog.pg_authid WHERE rolname = {}",
+            "SELECT rolpassword FROM pg_catalog.pg_authid WHERE rolname = {} \
+             AND (rolvaliduntil IS NULL OR rolvaliduntil > pg_catalog.now())",
             quote_literal(user)
         );
         Ok(self.ask(&text).await?.value())
@@ -274,10 +277,10 @@ impl Member {
     }
 
     /// Asks something in a session of the manager's own: one that nobody uses, or a new one.
-    async fn ask(&self, text: &str) -> Result<Reply, WireError> {
+    pub(super) async fn ask(&self, text: &str) -> Result<Reply, WireError> {
         // Clients may come by the hundred, and each has a connection to the member already.
         let _place = self.questions.acquire().await.map_err(|_| gone())?;
-        let idle = self.idle.lock().pop();
+        let idle = take_of(&mut self.idle.lock(), Deputy::Own.name());
         if let Some(mut applier) = idle
             && applier.reset().await.is_ok()
             && let Ok(reply) = applier.session.query(text).await
@@ -286,7 +289,7 @@ impl Member {
             return Ok(reply);
         }
         let session = Postgres::connect(&self.target, "understudy mirror").await?;
-        let mut applier = Applier::new(session, Life::default());
+        let mut applier = Applier::new(session, Life::default(), Deputy::Own.name());
         applier.reset().await?;
         let reply = applier.session.query(text).await?;
         if let Ok(life) = self.life_at(&mut applier.session.wire).await {
@@ -299,15 +302,23 @@ impl Member {
     /// Keeps a session for whoever needs one next, if there are not enough.
     pub(super) fn give_back(&self, applier: Applier) {
         let mut idle = self.idle.lock();
-        if idle.len() < self.most_idle {
-            idle.push(applier);
+        if idle.len() >= self.most_idle {
+            // Whoever was here longest is needed least.
+            idle.remove(0);
         }
+        idle.push(applier);
     }
 
     /// Definitions have changed.
     pub fn redefined(&self) {
         self.definitions.fetch_add(1, Ordering::AcqRel);
     }
+}
+
+/// The one of these that was used last.
+fn take_of(idle: &mut Vec<Applier>, deputy: &str) -> Option<Applier> {
+    let at = idle.iter().rposition(|one| one.deputy == deputy)?;
+    Some(idle.remove(at))
 }
 
 /// The server has crashed, or was exchanged for another one.

@@ -1,14 +1,17 @@
 //! What does what the core decides: sockets, tasks, clocks, programs.
 
+mod advice;
 mod apply;
 mod command;
 pub mod config;
+mod deputy;
 mod hub;
 mod jobs;
 mod member;
 mod page;
 pub mod peer;
 mod ready;
+mod resolve;
 mod rest;
 mod session;
 mod state;
@@ -38,6 +41,7 @@ use zones::Zones;
 use crate::core::ledger::Ledger;
 
 pub use command::Status;
+pub use resolve::{Resolved, resolve};
 pub use verify::Verdict;
 pub use zones::Open;
 
@@ -74,9 +78,29 @@ pub enum RunError {
     /// The certificate for clients cannot be used.
     #[error(transparent)]
     Certificate(#[from] dax::Error),
+    /// Whoever reaches the manager would get in as whoever they say they are.
+    #[error("{UNPROVED}")]
+    Unproved,
     /// The system has no randomness.
     #[error("no random number can be had: {0}")]
     Random(String),
+}
+
+const UNPROVED: &str = "the member lets the manager in as anybody, without a proof: let its pg_hba.conf ask the manager's address for \
+    scram-sha-256, for all roles but the manager's own, or set clients_need_no_proof in [mirror] if everybody who reaches the manager may \
+    be a superuser";
+
+/// Fails if the member asks nobody who comes from here for a proof, unless the operator wants none.
+async fn must_ask(config: &Config) -> std::io::Result<()> {
+    let target = config.target().map_err(std::io::Error::other)?;
+    let is_open = !config.clients_need_no_proof
+        && wire::asks_nobody(&target)
+            .await
+            .map_err(std::io::Error::other)?;
+    match is_open {
+        true => Err(std::io::Error::other(UNPROVED)),
+        false => Ok(()),
+    }
 }
 
 async fn bind(address: SocketAddr) -> Result<TcpListener, RunError> {
@@ -96,6 +120,12 @@ pub async fn run(
     shutdown: impl Future<Output = ()>,
 ) -> Result<(), RunError> {
     config.check_protected(tls.is_some())?;
+    // One that does not answer is asked again before it is used.
+    if let Err(error) = must_ask(&config).await
+        && error.to_string() == UNPROVED
+    {
+        return Err(RunError::Unproved);
+    }
     let clients = bind(config.listen).await?;
     let peers = bind(config.peer_listen).await?;
     let checks = match config.rest {
@@ -180,7 +210,14 @@ async fn watch_member(hub: Arc<Hub>) {
                 Err(error) if is_up => {
                     tracing::warn!(%error, "the member does not answer any more")
                 }
-                Err(error) => tracing::debug!(%error, "the member does not answer"),
+                Err(error) => {
+                    tracing::debug!(%error, "the member does not answer");
+                    let why = match error {
+                        WireError::Lost(error) => error.to_string(),
+                        said => said.to_string(),
+                    };
+                    *hub.hindrance.lock() = Some(format!("the member cannot be used: {why}"));
+                }
             }
             if std::mem::take(&mut is_up) {
                 hub.member.forget();
@@ -201,6 +238,7 @@ async fn attend_single(hub: &Hub, is_up: &mut bool) -> Result<(), WireError> {
         hub.member.begin(manager.life(), key);
     });
     *is_up = true;
+    hub.hindrance.lock().take();
     loop {
         tokio::time::sleep(PING_EVERY).await;
         let answered = tokio::time::timeout(SINGLE_PING_TIMEOUT, session.query("SELECT 1")).await;
@@ -210,6 +248,7 @@ async fn attend_single(hub: &Hub, is_up: &mut bool) -> Result<(), WireError> {
 
 /// Looks at what the member has, and stays with it for as long as it answers.
 async fn attend(hub: &Hub, is_up: &mut bool) -> Result<(), WireError> {
+    must_ask(&hub.config).await?;
     if hub.config.single {
         return attend_single(hub, is_up).await;
     }
@@ -218,11 +257,16 @@ async fn attend(hub: &Hub, is_up: &mut bool) -> Result<(), WireError> {
     let mut session = match Postgres::connect(&hub.member.target, "understudy mirror").await {
         // A server that was made anew has not even the database. What the mirror begins with must have it.
         Err(WireError::Said(said)) if said.code == NO_SUCH_DATABASE && !is_new => {
-            hub.act(|manager, _| manager.member_empty());
+            hub.act(|manager, _| manager.member_empty(false));
             return Ok(());
         }
         connected => connected?,
     };
+    *hub.kept.lock() = transfer::kept(&mut session, &hub.member.target).await?;
+    if transfer::is_half_made(&mut session, &hub.member.target).await? {
+        hub.act(|manager, _| manager.member_empty(false));
+        return Ok(());
+    }
     let key = member::hold(&mut session).await?;
     state::renew(&mut session).await?;
     let life = match state::contents(&mut session, new).await? {
@@ -231,7 +275,12 @@ async fn attend(hub: &Hub, is_up: &mut bool) -> Result<(), WireError> {
             saved,
             is_diverged,
             log,
+            difference,
         } => {
+            if let Some((difference, since)) = difference.filter(|_| is_diverged) {
+                *hub.difference.lock() = Some(difference);
+                *hub.aside_since.lock() = Some(since);
+            }
             tracing::info!(transaction = %ledger.floor(), is_diverged, "the member answers");
             hub.act(|manager, _| {
                 manager.member_up(ledger, saved, is_diverged, log);
@@ -239,12 +288,13 @@ async fn attend(hub: &Hub, is_up: &mut bool) -> Result<(), WireError> {
                 manager.life()
             })
         }
-        Contents::Empty => {
-            hub.act(|manager, _| manager.member_empty());
+        Contents::Empty { is_occupied } => {
+            hub.act(|manager, _| manager.member_empty(is_occupied));
             return Ok(());
         }
     };
     *is_up = true;
+    hub.hindrance.lock().take();
     let mut pings: u32 = 0;
     let mut memory = state::Memory::default();
     while !hub.is_filling.load(Ordering::Acquire) {

@@ -85,6 +85,7 @@ fn state(role: Role) -> (&'static str, &'static str) {
             Why::Foreign => ("bad", "belongs to another log"),
             Why::Replaced => ("warn", "replaced"),
             Why::Mirrored => ("bad", "belongs to a mirror"),
+            Why::Occupied => ("bad", "has something of its own"),
         },
     }
 }
@@ -194,6 +195,8 @@ mod tests {
             clients: 3,
             difference: None,
             advice: None,
+            aside_since: None,
+            kept: Vec::new(),
             log: None,
             is_filling: false,
             filling: None,

@@ -50,6 +50,10 @@ pub enum Question {
     History,
     /// What was counted, as Prometheus reads it.
     Metrics,
+    /// Take the member for the right one as it is.
+    Adopt,
+    /// Replace the member by a copy of the other one, and keep it under another name.
+    Replace,
 }
 
 impl Question {
@@ -57,7 +61,8 @@ impl Question {
     fn limit(self) -> Duration {
         match self {
             Question::Status | Question::History | Question::Metrics => Duration::from_secs(5),
-            Question::Switchover => Duration::from_secs(60),
+            Question::Replace => Duration::from_secs(5),
+            Question::Switchover | Question::Adopt => Duration::from_secs(60),
             // As long as the tables are large.
             Question::Verify => Duration::from_secs(24 * 3600),
         }

@@ -31,18 +31,42 @@ pub enum Contents {
         is_diverged: bool,
         /// Which log it belongs to; an earlier version did not say.
         log: Option<Identity>,
+        /// What it has answered otherwise than the primary, and since when that is known, in milliseconds of the Unix epoch.
+        difference: Option<(String, u64)>,
     },
     /// It has never belonged to one.
-    Empty,
+    Empty {
+        /// It has something all the same.
+        is_occupied: bool,
+    },
 }
+
+/// Owners, who are no superusers, of what the manager's own sessions run into: what is the manager's own, and the event triggers that fire
+/// when it makes that.
+const OTHERS: &str = "SELECT pg_catalog.string_agg(DISTINCT pg_catalog.quote_ident(r.rolname), ', ') FROM ( \
+    SELECT nspowner FROM pg_catalog.pg_namespace WHERE nspname = 'understudy_mirror' \
+    UNION ALL SELECT relowner FROM pg_catalog.pg_class WHERE relnamespace = pg_catalog.to_regnamespace('understudy_mirror') \
+    UNION ALL SELECT proowner FROM pg_catalog.pg_proc WHERE pronamespace = pg_catalog.to_regnamespace('understudy_mirror') \
+    UNION ALL SELECT p.proowner FROM pg_catalog.pg_event_trigger e JOIN pg_catalog.pg_proc p ON p.oid = e.evtfoid \
+      WHERE e.evtenabled <> 'D') o (owner) JOIN pg_catalog.pg_roles r ON r.oid = o.owner WHERE NOT r.rolsuper";
+
+/// Asks whether a database has anything that neither PostgreSQL nor an extension has made.
+const OCCUPIED: &str = "SELECT EXISTS (SELECT FROM pg_catalog.pg_largeobject_metadata) OR EXISTS ( \
+    SELECT FROM (SELECT 'pg_class'::regclass, oid FROM pg_catalog.pg_class \
+      UNION ALL SELECT 'pg_proc'::regclass, oid FROM pg_catalog.pg_proc \
+      UNION ALL SELECT 'pg_type'::regclass, oid FROM pg_catalog.pg_type \
+      UNION ALL SELECT 'pg_namespace'::regclass, oid FROM pg_catalog.pg_namespace WHERE nspname !~ '^pg_') o (class, oid) \
+    WHERE o.oid >= 16384 AND NOT EXISTS (SELECT FROM pg_catalog.pg_depend d \
+      WHERE d.classid = o.class AND d.objid = o.oid AND d.deptype IN ('e', 'i')))";
 
 /// Brings what an earlier version has made in a member to what this one needs.
 pub async fn renew(session: &mut Postgres) -> Result<(), WireError> {
+    if !is_of_mirror(session).await? {
+        return Ok(());
+    }
     let is_older = session
-        .query(
-            "SELECT pg_catalog.to_regclass('understudy_mirror.state') IS NOT NULL \
-             AND pg_catalog.to_regprocedure('understudy_mirror.has(bigint, text)') IS NULL",
-        )
+        .query("SELECT NOT EXISTS (SELECT FROM pg_catalog.pg_attribute WHERE attname = 'differs_since' \
+             AND attrelid = pg_catalog.to_regclass('understudy_mirror.state'))")
         .await?;
     if is_older.value().as_deref() == Some("t") {
         session.query(INSTALL).await?;
@@ -50,8 +74,15 @@ pub async fn renew(session: &mut Postgres) -> Result<(), WireError> {
     Ok(())
 }
 
-/// True if a member has ever belonged to a mirror.
+/// True if a member has ever belonged to a mirror. Fails if what is there is not a superuser's: it would be executed as one.
 pub async fn is_of_mirror(session: &mut Postgres) -> Result<bool, WireError> {
+    if let Some(others) = session.query(OTHERS).await?.value() {
+        let text = format!(
+            "what is in the schema understudy_mirror, or an event trigger's function, belongs to {others}, who is no superuser; drop it, \
+             or let a superuser own it"
+        );
+        return Err(WireError::Lost(std::io::Error::other(text)));
+    }
     let there = session
         .query("SELECT pg_catalog.to_regclass('understudy_mirror.state') IS NOT NULL")
         .await?;
@@ -65,26 +96,39 @@ pub async fn contents(
 ) -> Result<Contents, WireError> {
     if !is_of_mirror(session).await? {
         if new.is_none() {
-            return Ok(Contents::Empty);
+            return empty(session).await;
         }
-        install_with(session, &Ledger::default(), &Tokens::default(), new).await?;
+        install_with(session, &Ledger::default(), &Tokens::default(), new, "").await?;
     }
     session.query("SET synchronous_commit = on").await?;
     let state = session
-        .query("SELECT floor, is_diverged, log FROM understudy_mirror.state")
+        .query(
+            "SELECT floor, is_diverged, log, difference, (extract(epoch FROM differs_since) * 1000)::bigint \
+             FROM understudy_mirror.state",
+        )
         .await?;
     let Some(row) = state.rows().into_iter().next() else {
-        return Ok(Contents::Empty);
+        return empty(session).await;
     };
     let mut row = row.into_iter();
     let mut next = || row.next().flatten();
     let (saved, is_diverged, log) = (next(), next(), next());
+    let (difference, since) = (next(), next());
     let ledger = ledger(session, saved.clone()).await?;
     Ok(Contents::Known {
         ledger,
         saved: number(saved),
         is_diverged: is_diverged.as_deref() == Some("t"),
         log: log.as_deref().and_then(Identity::parse),
+        difference: difference.map(|difference| (difference, number(since).0)),
+    })
+}
+
+/// A member that belongs to no mirror: whether it has anything that somebody could miss.
+async fn empty(session: &mut Postgres) -> Result<Contents, WireError> {
+    let occupied = session.query(OCCUPIED).await?.value();
+    Ok(Contents::Empty {
+        is_occupied: occupied.as_deref() == Some("t"),
     })
 }
 
@@ -115,6 +159,16 @@ pub struct Tokens {
     forgotten: (u64, u64),
 }
 
+impl Tokens {
+    /// Nothing is known of transactions up to the end of this epoch, but of those that the member itself remembers.
+    pub fn up_to(epoch: u32) -> Tokens {
+        Tokens {
+            remembered: Vec::new(),
+            forgotten: (u64::from(epoch), i64::MAX.unsigned_abs()),
+        }
+    }
+}
+
 /// Reads what a member says of transactions by their tokens.
 pub async fn tokens(session: &mut Postgres) -> Result<Tokens, WireError> {
     let state = session
@@ -139,12 +193,13 @@ pub async fn tokens(session: &mut Postgres) -> Result<Tokens, WireError> {
     })
 }
 
-/// Makes what a manager needs in its member, which has this of this log: all of it, or nothing.
+/// Makes what a manager needs in its member, which has this of this log, and does `more`: all of it, or nothing.
 pub async fn install_with(
     session: &mut Postgres,
     ledger: &Ledger,
     tokens: &Tokens,
     log: Option<Identity>,
+    more: &str,
 ) -> Result<(), WireError> {
     session.query("SET synchronous_commit = on").await?;
     session.query("BEGIN").await?;
@@ -167,10 +222,24 @@ pub async fn install_with(
         .query(&format!(
             "INSERT INTO understudy_mirror.state (floor, forgotten_epoch, forgotten_count, log) \
              VALUES ({floor}, {epoch}, {count}, {log}) ON CONFLICT (one) DO UPDATE \
-             SET floor = excluded.floor, is_diverged = false, log = excluded.log; COMMIT"
+             SET floor = excluded.floor, is_diverged = false, log = excluded.log, difference = NULL, differs_since = NULL, \
+             forgotten_epoch = excluded.forgotten_epoch, forgotten_count = excluded.forgotten_count; \
+             {more} COMMIT"
         ))
         .await?;
     Ok(())
+}
+
+/// Writes down that a member differs.
+pub async fn mark(session: &mut Postgres, difference: &str) -> Result<(), WireError> {
+    let difference = quote_literal(difference);
+    session
+        .query(&format!(
+            "UPDATE understudy_mirror.state SET is_diverged = true, difference = coalesce(difference, {difference}), \
+             differs_since = coalesce(differs_since, pg_catalog.now())"
+        ))
+        .await
+        .map(drop)
 }
 
 /// Has the member write to its disk that it has everything up to `floor`, and with it everything that it committed before; and which

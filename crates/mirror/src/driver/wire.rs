@@ -266,6 +266,35 @@ pub struct Postgres {
     pub wire: Wire,
 }
 
+/// True if a server lets the manager in as somebody of whom it has never heard, without asking for anything: whoever the manager lets in
+/// need prove nothing there.
+pub async fn asks_nobody(target: &Target) -> Result<bool, WireError> {
+    let asked = async {
+        let mut wire = Wire::new(dial(target).await?);
+        let nobody = protocol::scram::nonce();
+        let nobody = nobody.map_err(|error| io::Error::other(error.to_string()))?;
+        let parameters = [
+            ("user", nobody.as_str()),
+            ("database", target.database.as_str()),
+        ];
+        frontend::startup_message(parameters, &mut wire.output)?;
+        wire.flush().await?;
+        // There is no such role: that is found out after it was let in.
+        let message = wire.receive().await?;
+        if message[0] != b'E' {
+            return Ok(frame::body(&message).starts_with(&[0; 4]));
+        }
+        let said = Said::read(message);
+        match said.code.starts_with("28") {
+            true => Ok(false),
+            // It does not get that far now.
+            false => Err(WireError::Said(Box::new(said))),
+        }
+    };
+    let asked = tokio::time::timeout(CONNECT_TIMEOUT, asked).await;
+    asked.map_err(|_| io::Error::from(io::ErrorKind::TimedOut))?
+}
+
 impl Postgres {
     /// Logs in as the target says.
     pub async fn connect(target: &Target, application: &str) -> Result<Postgres, WireError> {
@@ -277,6 +306,8 @@ impl Postgres {
             ("database", target.database.as_str()),
             ("application_name", application),
             ("client_encoding", "UTF8"),
+            // Whoever owns the database may say where its sessions look for functions and operators, and define some there.
+            ("search_path", ""),
         ];
         frontend::startup_message(parameters, &mut postgres.wire.output)?;
         postgres.wire.flush().await?;

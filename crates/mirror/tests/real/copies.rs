@@ -91,6 +91,15 @@ fn mark(site: &Site, at: usize) {
     psql(&site.member(at), text).expect("it is done");
 }
 
+/// Lets a member that differs be replaced.
+fn decide(site: &Site, at: usize) {
+    site.wait("it is set aside", || {
+        let status = site.status(at);
+        status.is_some_and(|status| status.aside_since.is_some())
+    });
+    site.keep(1 - at);
+}
+
 /// Marks a member as one that differs, and starts its manager again, changed by `change`; what it has of `t` some seconds later.
 fn after_a_transfer_that_fails(change: impl FnOnce(&mut Site, usize)) -> String {
     let mut site = Site::start("");
@@ -100,6 +109,7 @@ fn after_a_transfer_that_fails(change: impl FnOnce(&mut Site, usize)) -> String 
     site.kill_manager(standby);
     mark(&site, standby);
     change(&mut site, standby);
+    decide(&site, standby);
     site.wait("it tries", || {
         site.status(standby).is_some_and(|status| status.is_filling)
     });
@@ -157,6 +167,7 @@ fn roles_that_went_while_a_member_was_away_are_not_there_after_it_was_made_anew(
     );
     mark(&site, standby);
     site.manage(standby);
+    decide(&site, standby);
     site.settle();
     site.must_be_equal();
     let after = site.sides[standby].server.sql(&[described]);

@@ -222,11 +222,13 @@ fn a_member_that_differs_is_found_and_made_anew() {
         .block_on(client.batch_execute("DELETE FROM t WHERE a = 'a'"))
         .expect("the primary is right");
     site.wait("the difference is found", || {
-        site.status(standby)
-            .is_some_and(|status| status.difference.is_some() || status.is_filling)
+        let status = site.status(standby);
+        status.is_some_and(|status| status.aside_since.is_some())
     });
+    site.keep(1 - standby);
     site.settle();
     site.must_be_equal();
+    assert_eq!(site.kept(standby).len(), 1);
 }
 
 /// A manager stood still while the other one connected to it again and again. When it went on it took the connections in any

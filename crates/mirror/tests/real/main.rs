@@ -2,11 +2,14 @@
 
 mod copies;
 mod corpus;
+mod decisions;
 mod differences;
 mod failures;
 mod logs;
 mod members;
 mod moving;
+mod privileges;
+mod proofs;
 #[path = "../../../proxy/tests/real/server.rs"]
 #[expect(dead_code, reason = "the proxy's tests use more of it")]
 mod server;

@@ -12,7 +12,7 @@ use dax::storage::{Storage, VolumeSettings};
 use mirror::core::manager::Role;
 use mirror::driver::config::Config;
 use mirror::driver::peer::{Question, ask};
-use mirror::driver::{Open, Status, Verdict};
+use mirror::driver::{Open, Resolved, Status, Verdict, resolve};
 use tokio::runtime::Runtime;
 use tokio::sync::oneshot;
 use tokio_postgres::{Client, NoTls};
@@ -47,6 +47,8 @@ pub struct Site {
     cluster: Arc<MemoryCluster>,
     pub sides: [Side; 2],
     more: String,
+    /// Clients prove who they are: most tests' servers ask nobody.
+    pub asks_clients: bool,
     /// PostgreSQL's programs.
     pub bin: PathBuf,
     pub runtime: Runtime,
@@ -100,11 +102,12 @@ impl Site {
     }
 
     /// Both servers run, and nobody manages them.
-    fn unmanaged(more: &str, prepare: impl Fn(&mut Server)) -> Site {
+    pub fn unmanaged(more: &str, prepare: impl Fn(&mut Server)) -> Site {
         let mut site = Site {
             cluster: MemoryCluster::new(VolumeSettings::default()),
             sides: [side(&prepare), side(&prepare)],
             more: more.to_owned(),
+            asks_clients: false,
             bin: "/usr/lib/postgresql/15/bin".into(),
             runtime: Runtime::new().expect("threads"),
         };
@@ -129,10 +132,30 @@ impl Site {
 
     /// The same; `first` if its member is what a mirror begins with.
     pub fn manage_as(&mut self, at: usize, other: usize, first: bool) {
+        let text = self.config(at, other, first);
+        self.run(at, &text);
+    }
+
+    /// Why a manager does not start.
+    pub fn is_refused(&self, at: usize) -> String {
+        let config = Config::parse(&self.config(at, 1 - at, at == 0)).expect("valid");
+        let opener = Box::new(Memory(self.cluster.clone(), Handles::default()));
+        let name = NodeName::new("refused").expect("valid");
+        let running = mirror::driver::run(config, name, opener, None, std::future::pending());
+        let ended = self
+            .runtime
+            .block_on(async { tokio::time::timeout(Duration::from_secs(20), running).await });
+        ended
+            .expect("it ends")
+            .expect_err("it does not start")
+            .to_string()
+    }
+
+    fn config(&self, at: usize, other: usize, first: bool) -> String {
         let member = |at: usize| format!("{} dbname=app", conninfo(&self.sides[at].server));
-        let text = format!(
+        format!(
             "listen = '{}'\npeer_listen = '{}'\npeer = '{}'\nmember = \"{}\"\nother_member = \"{}\"\nfirst = {}\n\
-             timeout = '2s'\nlease = '1s'\nlock_timeout = '10s'\nbin = '{}'\n{}",
+             timeout = '2s'\nlease = '1s'\nlock_timeout = '10s'\nbin = '{}'\n{}\n{}",
             self.sides[at].listen,
             self.sides[at].peer_listen,
             self.sides[1 - at].peer_listen,
@@ -140,18 +163,26 @@ impl Site {
             member(other),
             first,
             self.bin.display(),
+            self.proof(),
             self.more,
-        );
-        self.run(at, &text);
+        )
+    }
+
+    fn proof(&self) -> &str {
+        match self.asks_clients {
+            true => "",
+            false => "clients_need_no_proof = true",
+        }
     }
 
     /// Starts a manager whose member is the only one.
     pub fn manage_singly(&mut self, at: usize) {
         let text = format!(
-            "single = true\nlisten = '{}'\npeer_listen = '{}'\nmember = \"{}\"\n",
+            "single = true\nlisten = '{}'\npeer_listen = '{}'\nmember = \"{}\"\n{}",
             self.sides[at].listen,
             self.sides[at].peer_listen,
             self.member(at),
+            self.proof(),
         );
         self.run(at, &text);
     }
@@ -298,6 +329,22 @@ impl Site {
         self.runtime
             .block_on(connect(&self.conninfo()))
             .expect("the primary lets clients in")
+    }
+
+    /// An operator says that this side's member is the right one.
+    pub fn keep(&self, at: usize) -> Resolved {
+        let addresses = [0, 1].map(|at| self.sides[at].peer_listen.to_string());
+        let keep = format!("m{at}");
+        let resolving = resolve([&addresses[0], &addresses[1]], None, &keep);
+        let resolved = self.runtime.block_on(resolving).expect("both answer");
+        resolved.expect("it is decided")
+    }
+
+    /// Databases that a member's server keeps in place of which there are others.
+    pub fn kept(&self, at: usize) -> Vec<String> {
+        let text = "SELECT datname FROM pg_database WHERE datname LIKE 'app_replaced_%' ORDER BY 1";
+        let names = self.sides[at].server.sql(&[text]);
+        names.lines().map(ToOwned::to_owned).collect()
     }
 
     /// Compares the members.

@@ -257,8 +257,7 @@ impl Raw {
     /// At this manager.
     pub fn connect_to(address: std::net::SocketAddr) -> Raw {
         use postgres_protocol::message::frontend::startup_message;
-        let stream = std::net::TcpStream::connect(address).expect("it listens");
-        let mut raw = Raw(stream);
+        let mut raw = Raw::dial(address);
         let mut out = bytes::BytesMut::new();
         let parameters = [
             ("user", "postgres"),
@@ -268,6 +267,11 @@ impl Raw {
         startup_message(parameters, &mut out).expect("short");
         raw.ask(&out);
         raw
+    }
+
+    /// A connection on which nothing was said yet.
+    pub fn dial(address: std::net::SocketAddr) -> Raw {
+        Raw(std::net::TcpStream::connect(address).expect("it listens"))
     }
 
     /// Sends messages, and returns the kinds of those that come up to `ReadyForQuery`.

@@ -16,7 +16,8 @@ Examples:
   understudy mirror run --config north.toml
   understudy mirror status --config north.toml
   understudy mirror switchover --config north.toml
-  understudy mirror verify --config north.toml --json")]
+  understudy mirror verify --config north.toml --json
+  understudy mirror resolve --keep north --config north.toml")]
 pub enum Mirror {
     /// Make the volume that keeps the log.
     Init(MirrorFile),
@@ -28,6 +29,11 @@ pub enum Mirror {
     Switchover(MirrorAsking),
     /// Compare the members, table by table, while clients go on.
     Verify(MirrorAsking),
+    /// Decide which member is right, and replace the other one, which is kept under another name.
+    ///
+    /// A member that differs, that belongs to another log, or whose database has something else is set aside
+    /// until then: `status` says what it is. The one to keep is primary or set aside.
+    Resolve(MirrorResolving),
     /// Show who was primary since when.
     History(MirrorAsking),
     /// Show what the manager of this file has counted, as Prometheus reads it.
@@ -51,6 +57,17 @@ pub struct MirrorRun {
     /// End when standard input ends.
     #[arg(long, hide = true)]
     pub until_stdin_closes: bool,
+}
+
+/// Decide which member is right.
+#[derive(Debug, Args)]
+pub struct MirrorResolving {
+    /// The managers, and how to print.
+    #[command(flatten)]
+    pub asking: MirrorAsking,
+    /// The name of the manager whose member is right.
+    #[arg(long, value_name = "NAME")]
+    pub keep: String,
 }
 
 /// Ask the managers.

@@ -2,6 +2,7 @@
 
 use std::path::Path;
 use std::sync::Arc;
+use std::time::{Duration, UNIX_EPOCH};
 
 use async_trait::async_trait;
 use coordination::config::{ClusterConfig, check_keys};
@@ -9,10 +10,10 @@ use coordination::{service, tier};
 use dax::storage::Storage;
 use mirror::driver::config::Config;
 use mirror::driver::peer::{Question, ask};
-use mirror::driver::{Open, Status, Verdict};
+use mirror::driver::{Open, Status, Verdict, resolve};
 use serde_json::Value;
 
-use crate::cli::{self, MirrorAsking};
+use crate::cli::{self, MirrorAsking, MirrorResolving};
 use crate::exit::{Code, Failure};
 
 /// Opens the volume of a configuration.
@@ -37,6 +38,7 @@ pub fn run(command: cli::Mirror) -> anyhow::Result<Code> {
         cli::Mirror::Status(args) => on_runtime(async move { status(&args).await }),
         cli::Mirror::Switchover(args) => on_runtime(async move { switch_over(&args).await }),
         cli::Mirror::Verify(args) => on_runtime(async move { verify(&args).await }),
+        cli::Mirror::Resolve(args) => on_runtime(async move { decide(&args).await }),
         cli::Mirror::History(args) => on_runtime(async move { history(&args).await }),
         cli::Mirror::Metrics(args) => on_runtime(async move { metrics(&args.config).await }),
     }
@@ -156,6 +158,17 @@ fn table(statuses: &[Option<Status>]) -> anyhow::Result<String> {
         if let Some(difference) = &status.difference {
             out.push_str(&format!("  its member differs: {difference}\n"));
         }
+        if let Some(since) = status.aside_since {
+            let since = UNIX_EPOCH + Duration::from_millis(since);
+            let since = humantime::format_rfc3339_seconds(since);
+            out.push_str(&format!("  its member is set aside since {since}\n"));
+        }
+        if !status.kept.is_empty() {
+            let kept = status.kept.join(", ");
+            out.push_str(&format!(
+                "  its server keeps what was replaced, until you drop it: {kept}\n"
+            ));
+        }
         if let Some(advice) = &status.advice {
             out.push_str(&format!("  {advice}\n"));
         }
@@ -221,6 +234,28 @@ async fn verify(args: &MirrorAsking) -> anyhow::Result<Code> {
     } else {
         Code::Failed
     })
+}
+
+async fn decide(args: &MirrorResolving) -> anyhow::Result<Code> {
+    let (cluster, config) = load(&args.asking.file.config)?;
+    let (tls, own) = (cluster.tls()?, config.peer_listen.to_string());
+    let resolved = resolve([&own, &config.peer], tls.as_ref(), &args.keep).await?;
+    let resolved = resolved.map_err(|why| Failure::new(Code::Refused, why))?;
+    if args.asking.json {
+        println!("{}", serde_json::to_string(&resolved)?);
+        return Ok(Code::Ok);
+    }
+    if resolved.adopted {
+        println!(
+            "{} becomes primary with what its member has; transactions that it lacks are in {}'s alone",
+            resolved.keep, resolved.replaced
+        );
+    }
+    println!(
+        "the member of {} is replaced by a copy, and kept under another name: understudy mirror status",
+        resolved.replaced
+    );
+    Ok(Code::Ok)
 }
 
 async fn history(args: &MirrorAsking) -> anyhow::Result<Code> {

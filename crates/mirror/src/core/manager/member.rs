@@ -43,16 +43,20 @@ impl Manager {
         }
     }
 
-    /// The member answers, and has nothing of this mirror: its state must be transferred.
-    pub fn member_empty(&mut self) {
+    /// The member answers, and has nothing of this mirror: its state must be transferred, unless it has something else.
+    pub fn member_empty(&mut self, is_occupied: bool) {
         if self.role != Role::Primary {
             self.life.0 += 1;
             self.ledger = None;
             self.log = None;
+            self.is_diverged = false;
             self.is_behind = true;
             self.is_ahead = false;
             self.is_foreign = false;
-            self.role = Role::Recovering(Why::Behind);
+            self.role = Role::Recovering(match is_occupied {
+                true => Why::Occupied,
+                false => Why::Behind,
+            });
         }
     }
 
@@ -80,6 +84,13 @@ impl Manager {
     /// Which log the zones have, as far as it knows.
     pub fn log_of_zones(&self) -> Option<Identity> {
         self.standby.log
+    }
+
+    /// The zones' log has got another name in this epoch, which is over: an operator says that the member is the right one as it is.
+    /// Whoever was primary before may not know yet that it is not any more.
+    pub fn log_renamed(&mut self, epoch: u32, log: Identity) {
+        self.highest = self.highest.max(epoch);
+        self.standby.log = Some(log);
     }
 
     /// What a log is called that ends here and does not say which it is, from a number that nobody else has. One in which nothing is

@@ -243,6 +243,11 @@ impl Manager {
         if self.is_of_another(log) {
             return self.become_foreign();
         }
+        if self.is_behind && self.has_more_than(last) {
+            // It cannot be explained by what the log had, and is not made anew.
+            self.is_ahead = true;
+            self.role = Role::Recovering(Why::Ahead);
+        }
         let is_fit = self.is_fit();
         let Some(ledger) = self.ledger.as_ref().filter(|_| is_fit) else {
             return;

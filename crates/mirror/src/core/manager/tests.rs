@@ -335,7 +335,7 @@ fn one_whose_member_belongs_to_another_log_takes_no_epoch() {
     assert_eq!(manager.role(), Role::Recovering(Why::Foreign));
     assert!(!takes_over(&mut manager, 60_000));
     // An operator has given it up: it is made anew.
-    manager.member_empty();
+    manager.member_empty(false);
     assert_eq!(manager.role(), Role::Recovering(Why::Behind));
 }
 

@@ -78,10 +78,9 @@ pub enum Why {
     TakingOver,
     /// The log does not have any more what its member lacks: its state must be transferred.
     Behind,
-    /// Its member answered differently: its state must be transferred.
+    /// Its member answered differently. Only an operator knows which of both is right, so nothing is made anew.
     Diverged,
-    /// Its member has what the log has never had: it is the log of another mirror, or one that has lost something. Only an
-    /// operator knows which of both is right, so nothing is made anew.
+    /// Its member has what the log has never had: it is the log of another mirror, or one that has lost something. As above.
     Ahead,
     /// Its member belongs to another log. As above.
     Foreign,
@@ -89,6 +88,18 @@ pub enum Why {
     Replaced,
     /// It is to serve its member singly, and that belongs to a mirror.
     Mirrored,
+    /// Its member has something, and nothing says that it is of this mirror. As above.
+    Occupied,
+}
+
+impl Why {
+    /// True if an operator has to decide what becomes of the member.
+    pub fn is_set_aside(self) -> bool {
+        matches!(
+            self,
+            Why::Diverged | Why::Ahead | Why::Foreign | Why::Occupied
+        )
+    }
 }
 
 /// Which state a manager is in.

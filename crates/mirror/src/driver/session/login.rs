@@ -2,8 +2,9 @@
 //!
 //! The member asks, and what both say is passed on, but for SCRAM: there the manager asks the client itself, with what the member
 //! keeps of its password, and proves the same to the member with what the client's proof has revealed. So clients can bind their
-//! proof to the manager's certificate, and a session can be let in elsewhere without the client. Invariant: a client's keys are
-//! kept in memory alone, and only if its proof was right.
+//! proof to the manager's certificate, and a session can be let in elsewhere without the client. Invariants: a client's keys are
+//! kept in memory alone, and only if its proof was right; a client that the member lets in because it is the manager that asks (`trust`,
+//! `peer`) has proved to the manager that it knows the password, unless the operator wants no proof.
 
 use std::sync::Arc;
 
@@ -170,7 +171,9 @@ impl<'a> Door<'a> {
 impl Client<'_> {
     async fn answer(&mut self, hub: &Hub, message: &[u8], server: &mut Wire) -> Result<()> {
         let method = method(message);
-        if method == 10 && offers_scram(message) {
+        let is_unproved = method == 0 && matches!(self.secret, Secret::Nothing);
+        let is_ours = is_unproved && !hub.config.clients_need_no_proof;
+        if is_ours || method == 10 && offers_scram(message) {
             let keys = self.exchange(hub).await?;
             self.prover = Some(Prover::new(Some(keys.clone())));
             self.secret = Secret::Keys(keys);
@@ -204,6 +207,7 @@ impl Client<'_> {
         let last = self.answered().await?;
         let judged = doorkeeper.finish(&String::from_utf8_lossy(&last));
         let (keys, answer) = judged.map_err(|error| told(error.refusal(&self.user)))?;
+        // That it is let in the member says, in its turn.
         let pieces: [&[u8]; 2] = [&12u32.to_be_bytes(), answer.as_bytes()];
         frame::put(&mut self.wire.output, b'R', &pieces);
         Ok(keys)

@@ -88,6 +88,13 @@ fn unfit(name: &str, value: &str) -> Refusal {
         ))
 }
 
+/// A refusal of what is written as somebody else than before.
+fn another_login() -> Refusal {
+    Refusal::error("0A000", "a transaction that has written as another session user cannot go on through the mirror")
+        .detail("The other member executes a transaction in a session of whoever has logged in, and of nobody else.")
+        .hint("End the transaction before SET SESSION AUTHORIZATION, or use SET ROLE.")
+}
+
 impl Session {
     /// Notes what the session's settings are, before the first statement that may depend on them. `Some` if that cannot be, or
     /// with these it could do something else on the other member.
@@ -106,12 +113,16 @@ impl Session {
             .map(|name| format!("pg_catalog.current_setting('{name}')"))
             .collect();
         let reply = self
-            .ask_again(&format!("SELECT current_user, {}", names.join(", ")))
+            .ask_again(&format!(
+                "SELECT session_user, current_user, {}",
+                names.join(", ")
+            ))
             .await?;
         if let Some(said) = reply.error {
             return Ok(Some(Ran::Failed(said)));
         }
         let mut row = reply.row().into_iter().flatten();
+        let login = row.next().unwrap_or_default();
         let user = row.next().unwrap_or_default();
         let checked: Vec<String> = row.by_ref().take(CHECKED.len()).collect();
         let values: Vec<String> = row.collect();
@@ -136,10 +147,10 @@ impl Session {
             "pg_catalog.set_config('role', {}, false)",
             quote_literal(&user)
         ));
-        let settings = Statement {
-            text: format!("SELECT {}", sets.join(", ")),
-            ..Statement::default()
-        };
+        if self.transaction()?.login().is_some_and(|own| own != login) {
+            return Ok(Some(Ran::Refused(another_login())));
+        }
+        let settings = Statement::settings(&sets.join(", "), &login);
         // The next transaction is as this one only if it begins as most do.
         if checked.last().is_some_and(|default| !is_snapshot(default)) {
             self.memory.learn_settings(settings.clone());

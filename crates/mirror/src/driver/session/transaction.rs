@@ -52,6 +52,11 @@ impl Transaction {
         self.statements.push(statement);
     }
 
+    /// The role that its client has logged in as, if it has written something.
+    pub fn login(&self) -> Option<String> {
+        Draft::login_of(&self.statements)
+    }
+
     /// It has a savepoint.
     pub fn mark(&mut self, name: &str) {
         self.marks.push((name.to_owned(), self.statements.len()));

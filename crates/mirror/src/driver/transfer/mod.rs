@@ -3,10 +3,12 @@
 //! The copy is taken from a snapshot, and the same snapshot says which transactions it has: nobody waits for it. `pg_dump` and
 //! `pg_restore` do the work, so the members may be of different versions.
 //!
-//! Invariant: what the member had is dropped only when all that shall take its place is on this machine, and never if it is what is
-//! copied.
+//! Invariant: what the member had goes only when all that shall take its place is on this machine, and never if it is what is copied. It
+//! gets another name first ([`room`]), and is dropped, once the copy is whole, only if the log had all of it; an operator decides otherwise.
 
 mod roles;
+mod room;
+mod trust;
 
 use std::hash::{BuildHasher, RandomState};
 use std::io;
@@ -27,6 +29,8 @@ use crate::core::log::Identity;
 use crate::core::manager::{Manager, Role, Why};
 
 use roles::Roles;
+
+pub(super) use room::{is_half_made, kept};
 
 /// What sessions are called.
 const NAME: &str = "understudy mirror transfer";
@@ -61,6 +65,11 @@ enum TransferError {
         "the other member belongs to another log than the volume has: let other_member name the other manager's member"
     )]
     OtherLog,
+    #[error(
+        "a copy would execute as a superuser what clients have defined: {0}; name their owners in trust of [mirror] if they may become \
+         superusers of both servers, or let superusers own such functions and tables"
+    )]
+    Untrusted(String),
     #[error("roles were changed while they were copied")]
     RolesChanged,
     #[error("a server stands still, and does not answer any more")]
@@ -72,7 +81,8 @@ pub async fn watch(hub: Arc<Hub>) {
     let mut pause = LOOK_AGAIN * 4;
     loop {
         tokio::time::sleep(LOOK_AGAIN).await;
-        let needs = matches!(hub.role(), Role::Recovering(Why::Behind | Why::Diverged));
+        let is_behind = hub.role() == Role::Recovering(Why::Behind);
+        let needs = is_behind || hub.replaces.load(Ordering::Acquire) && !hub.role().serves();
         if !needs || !hub.look(|manager| manager.hears_primary()) {
             pause = LOOK_AGAIN * 4;
             continue;
@@ -85,10 +95,14 @@ pub async fn watch(hub: Arc<Hub>) {
                 let seconds = started.elapsed().as_secs_f64();
                 tracing::info!(seconds, "the member was filled from the other one");
                 *hub.difference.lock() = None;
+                *hub.hindrance.lock() = None;
+                *hub.aside_since.lock() = None;
+                hub.replaces.store(false, Ordering::Release);
                 pause = LOOK_AGAIN * 4;
             }
             Err(error) => {
                 tracing::warn!(%error, "the member cannot be filled from the other one; trying again");
+                *hub.hindrance.lock() = Some(format!("the member cannot be filled: {error}"));
                 tokio::time::sleep(pause).await;
                 pause = (pause * 2).min(LONGEST_PAUSE);
             }
@@ -196,11 +210,15 @@ async fn copy(
             is_diverged: true, ..
         } => return Err(TransferError::Differs),
         Contents::Known { ledger, log, .. } => (ledger, log),
-        Contents::Empty => return Err(TransferError::Empty),
+        Contents::Empty { .. } => return Err(TransferError::Empty),
     };
     let known = hub.look(Manager::log_of_zones);
     if log.is_some() && known.is_some() && log != known {
         return Err(TransferError::OtherLog);
+    }
+    let reached = trust::reached(&mut source, &hub.config.trust).await?;
+    if !reached.is_empty() {
+        return Err(TransferError::Untrusted(reached));
     }
     let tokens = tokens(&mut source).await?;
     let roles = Roles::read(hub, other, &mut source).await?;
@@ -223,7 +241,9 @@ async fn restore(
 ) -> Result<(), TransferError> {
     let own = &hub.member.target;
     copied.roles.make(hub, elsewhere).await?;
-    drop_database(elsewhere, &own.database).await?;
+    let is_kept = hub.replaces.load(Ordering::Acquire);
+    let mut session = Postgres::connect(elsewhere, NAME).await?;
+    room::make(&mut session, &own.database, is_kept).await?;
     let path = dumped.display().to_string();
     // With the database's owner, privileges, settings and locale.
     let arguments = [
@@ -238,7 +258,10 @@ async fn restore(
     program(hub, "pg_restore", elsewhere, &arguments).await?;
     // Nothing is theirs any more.
     copied.roles.end_others(hub, elsewhere).await?;
-    finish(own, copied).await
+    let mut session = Postgres::connect(elsewhere, NAME).await?;
+    let before = room::before(&mut session, &own.database).await?;
+    finish(own, copied).await?;
+    Ok(room::drop_explained(&mut session, before).await?)
 }
 
 /// The server that is copied is not the one that is made anew, whatever their addresses are: its session cannot be seen there.
@@ -275,25 +298,12 @@ async fn dump(hub: &Hub, other: &Target, to: &Path, snapshot: &str) -> Result<()
     Ok(())
 }
 
-/// A name, whatever is in it.
-fn quoted(name: &str) -> String {
-    format!("\"{}\"", name.replace('"', "\"\""))
-}
-
-/// Drops a database, and whoever uses it.
-async fn drop_database(elsewhere: &Target, name: &str) -> Result<(), TransferError> {
-    let mut session = Postgres::connect(elsewhere, NAME).await?;
-    let name = quoted(name);
-    session
-        .query(&format!("DROP DATABASE IF EXISTS {name} WITH (FORCE)"))
-        .await?;
-    Ok(())
-}
-
 async fn finish(own: &Target, copied: &Copied) -> Result<(), TransferError> {
     let mut session = Postgres::connect(own, NAME).await?;
     session.query("ANALYZE").await?;
-    install_with(&mut session, &copied.ledger, &copied.tokens, copied.log).await?;
+    let (ledger, tokens) = (&copied.ledger, &copied.tokens);
+    let more = room::is_made(&own.database);
+    install_with(&mut session, ledger, tokens, copied.log, &more).await?;
     Ok(())
 }
 

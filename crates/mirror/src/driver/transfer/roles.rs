@@ -2,26 +2,28 @@
 //! taken from them.
 //!
 //! Invariant: of a role that only this server has nothing is changed, unless an operator says that there are none but the mirror's; and
-//! never anything of the one that the manager itself logs in as.
+//! never anything of the one that the manager itself logs in as. Deputies ([`crate::driver::deputy`]) are each server's own.
 
 use std::collections::BTreeSet;
 use std::process::Stdio;
 
+use postgres_protocol::escape::escape_identifier;
 use tokio::io::AsyncWriteExt;
 
-use super::{NAME, TransferError, command, program, quoted};
+use super::{NAME, TransferError, command, program};
 use crate::driver::config::Target;
+use crate::driver::deputy::PREFIX;
 use crate::driver::hub::Hub;
 use crate::driver::wire::Postgres;
 
 /// What roles there are, as a short sum of it.
 const SUM: &str = "SELECT pg_catalog.md5( \
-    coalesce((SELECT pg_catalog.string_agg(r::text, '|' ORDER BY r.oid) FROM pg_catalog.pg_roles r), '') || \
-    coalesce((SELECT pg_catalog.string_agg(m::text, '|' ORDER BY m::text) FROM pg_catalog.pg_auth_members m), ''))";
+    coalesce((SELECT pg_catalog.string_agg(r::text, '|' ORDER BY r.oid) FROM pg_catalog.pg_roles r WHERE rolname !~ '^understudy_as_'), '') || \
+    coalesce((SELECT pg_catalog.string_agg(m::text, '|' ORDER BY m::text) FROM pg_catalog.pg_auth_members m \
+    WHERE m.member::pg_catalog.regrole::text !~ '^understudy_as_'), ''))";
 /// All roles, or those that are not PostgreSQL's own.
-const NAMES: &str = "SELECT rolname FROM pg_catalog.pg_roles";
-const MADE: &str =
-    "SELECT rolname FROM pg_catalog.pg_roles WHERE oid >= 16384 AND rolname !~ '^pg_'";
+const NAMES: &str = "SELECT rolname FROM pg_catalog.pg_roles WHERE rolname !~ '^understudy_as_'";
+const MADE: &str = "SELECT rolname FROM pg_catalog.pg_roles WHERE oid >= 16384 AND rolname !~ '^(pg|understudy_as)_'";
 /// Which role has which as a member, and since version 16 by whom that was granted, which then has to be said.
 const MEMBERSHIPS: &str = "SELECT r.rolname, m.rolname, \
     CASE WHEN pg_catalog.current_setting('server_version_num')::int >= 160000 THEN g.rolname END \
@@ -96,7 +98,7 @@ impl Roles {
         let is_altered = |name: &&String| *name != own && !name.starts_with("pg_");
         let others = self.names.iter().filter(is_altered);
         let mut text: String = others
-            .map(|name| format!("ALTER ROLE {} RESET ALL;\n", quoted(name)))
+            .map(|name| format!("ALTER ROLE {} RESET ALL;\n", escape_identifier(name)))
             .collect();
         text.push_str(&without(own, &self.text));
         // Roles that are there already cannot be made, and others have nothing to reset; what they are is set in any case.
@@ -120,11 +122,11 @@ impl Roles {
     fn revokes(&self, own: &str, here: &BTreeSet<Membership>) -> Vec<String> {
         let revoke = |one: &Membership| {
             let by = one.grantor.as_ref();
-            let by = by.map(|by| format!(" GRANTED BY {}", quoted(by)));
+            let by = by.map(|by| format!(" GRANTED BY {}", escape_identifier(by)));
             format!(
                 "REVOKE {} FROM {}{} CASCADE",
-                quoted(&one.role),
-                quoted(&one.member),
+                escape_identifier(&one.role),
+                escape_identifier(&one.member),
                 by.unwrap_or_default()
             )
         };
@@ -163,7 +165,9 @@ impl Roles {
             return Ok(());
         }
         for name in others {
-            let dropped = session.query(&format!("DROP ROLE {}", quoted(&name))).await;
+            let dropped = session
+                .query(&format!("DROP ROLE {}", escape_identifier(&name)))
+                .await;
             match dropped {
                 Ok(_) => tracing::info!(
                     name,
@@ -178,9 +182,9 @@ impl Roles {
     }
 }
 
-/// What `pg_dumpall` says of roles, without what would change the one that the manager itself logs in as.
+/// What `pg_dumpall` says of roles, without what would change the one that the manager itself logs in as, and without deputies.
 fn without(user: &str, roles: &str) -> String {
-    let names = [user.to_owned(), quoted(user)];
+    let names = [user.to_owned(), escape_identifier(user)];
     let concerns = |line: &&str| {
         let rest = line
             .strip_prefix("CREATE ROLE ")
@@ -193,7 +197,15 @@ fn without(user: &str, roles: &str) -> String {
             })
         })
     };
-    let kept: Vec<&str> = roles.lines().filter(|line| !concerns(line)).collect();
+    let is_deputy = |line: &&str| {
+        let words = line.split([' ', ';']).skip(2);
+        line.starts_with("GRANT ") && words.clone().any(|word| word.starts_with(PREFIX))
+            || words.take(1).any(|word| word.starts_with(PREFIX))
+    };
+    let kept = roles
+        .lines()
+        .filter(|line| !concerns(line) && !is_deputy(line));
+    let kept: Vec<&str> = kept.collect();
     kept.join("\n") + "\n"
 }
 
@@ -241,6 +253,15 @@ mod tests {
             without("Or der", roles),
             roles.replace("CREATE ROLE \"Or der\";\n", "")
         );
+    }
+
+    #[test]
+    fn deputies_are_each_servers_own() {
+        let roles = "CREATE ROLE understudy_as_5;\nALTER ROLE understudy_as_5 WITH LOGIN;\nALTER ROLE understudy_as_5 SET a TO 'b';\n\
+            CREATE ROLE app;\nGRANT app TO understudy_as_5;\nGRANT app TO understudy_as_5 WITH INHERIT TRUE GRANTED BY postgres;\n\
+            GRANT app TO other;\n";
+        let kept = "CREATE ROLE app;\nGRANT app TO other;\n";
+        assert_eq!(without("postgres", roles), kept);
     }
 
     fn membership(role: &str, member: &str, grantor: Option<&str>) -> Membership {

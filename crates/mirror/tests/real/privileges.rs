@@ -1,0 +1,347 @@
+//! Nothing that clients define runs with the rights of the manager's superuser, on either member, whoever sets it off.
+
+use std::time::Duration;
+
+use tokio_postgres::Client;
+
+use crate::server::psql;
+use crate::site::{Site, connect, run};
+
+/// A function of mallory's that tries every way out of its session's role, and becomes a superuser if one of them is open.
+const CLIMB: &str = r#"
+    CREATE FUNCTION climb() RETURNS void LANGUAGE plpgsql AS $f$
+    DECLARE way text;
+    BEGIN
+      FOREACH way IN ARRAY ARRAY['SELECT 1', 'SELECT set_config(''role'', ''none'', true)', 'RESET ROLE',
+          'RESET SESSION AUTHORIZATION', 'SET LOCAL ROLE postgres', 'SET LOCAL SESSION AUTHORIZATION postgres'] LOOP
+        BEGIN
+          EXECUTE way;
+          EXECUTE 'COPY (SELECT 1) TO PROGRAM ''cat > climbed''';
+          EXECUTE 'ALTER ROLE mallory SUPERUSER';
+          RETURN;
+        EXCEPTION WHEN OTHERS THEN NULL;
+        END;
+      END LOOP;
+    END $f$;
+    CREATE FUNCTION evil(int) RETURNS int IMMUTABLE LANGUAGE plpgsql AS 'BEGIN PERFORM public.climb(); RETURN $1; END';
+    CREATE FUNCTION is_evil(text) RETURNS boolean IMMUTABLE LANGUAGE plpgsql AS 'BEGIN PERFORM public.climb(); RETURN true; END';
+    CREATE FUNCTION is_evil(int, int) RETURNS boolean IMMUTABLE LANGUAGE plpgsql AS 'BEGIN PERFORM public.climb(); RETURN $1 = $2; END'"#;
+
+/// Makes mallory, who may define things in the database and nothing else; a session of hers.
+fn mallory(site: &Site) -> Client {
+    let admin = site.connect();
+    run(
+        site,
+        &admin,
+        "CREATE ROLE mallory LOGIN; CREATE ROLE friend; GRANT friend TO mallory; GRANT CREATE ON SCHEMA public TO mallory, friend",
+    );
+    let client = as_mallory(site);
+    run(site, &client, CLIMB);
+    client
+}
+
+fn as_mallory(site: &Site) -> Client {
+    let conninfo = site.conninfo().replace("user=postgres", "user=mallory");
+    site.runtime.block_on(connect(&conninfo)).expect("let in")
+}
+
+/// Nobody has become a superuser, on neither member.
+#[track_caller]
+fn nobody_has_climbed(site: &Site, by: &str) {
+    for side in &site.sides {
+        let more = "SELECT count(*) FROM pg_roles WHERE rolsuper AND rolname <> 'postgres'";
+        assert_eq!(side.server.sql(&[more]), "0", "by {by}");
+        let program = side.server.data().join("climbed");
+        assert!(!program.exists(), "a program ran by {by}");
+    }
+}
+
+/// The standby has executed everything.
+fn level(site: &Site) {
+    site.settle();
+    let standby = 1 - site.who_serves();
+    site.wait("the standby has everything", || {
+        let status = site.status(standby);
+        status.is_some_and(|status| status.applied == Some(status.logged))
+    });
+}
+
+/// Ways for it to run when something is written, or defined: how it gets there, and what sets it off.
+const WAYS: &[(&str, &str)] = &[
+    (
+        "a check",
+        "CREATE TABLE a (id int PRIMARY KEY CHECK (evil(id) = id)); INSERT INTO a VALUES (1)",
+    ),
+    (
+        "a value",
+        "CREATE TABLE b (id int PRIMARY KEY); INSERT INTO b VALUES (evil(1))",
+    ),
+    (
+        "a default",
+        "CREATE TABLE c (id int PRIMARY KEY, b int DEFAULT evil(2)); INSERT INTO c VALUES (1)",
+    ),
+    (
+        "a domain",
+        "CREATE DOMAIN d1 AS text CHECK (is_evil(VALUE)); CREATE TABLE d (id d1 PRIMARY KEY); INSERT INTO d VALUES ('x')",
+    ),
+    (
+        "a generated column",
+        "CREATE TABLE e (id int PRIMARY KEY, g int GENERATED ALWAYS AS (evil(id)) STORED); INSERT INTO e VALUES (1)",
+    ),
+    (
+        "an index",
+        "CREATE TABLE f (id int PRIMARY KEY); CREATE INDEX ON f (evil(id)); INSERT INTO f VALUES (1)",
+    ),
+    (
+        "an index's condition",
+        "CREATE TABLE g (id int PRIMARY KEY); CREATE INDEX ON g (id) WHERE evil(id) > 0; INSERT INTO g VALUES (1)",
+    ),
+    (
+        "an operator",
+        "CREATE OPERATOR === (LEFTARG = int, RIGHTARG = int, FUNCTION = is_evil); \
+         CREATE TABLE h (id int PRIMARY KEY, a int); INSERT INTO h VALUES (1); UPDATE h SET a = 1 WHERE id === 1",
+    ),
+    (
+        "a cast",
+        "CREATE TYPE i1 AS ENUM ('x'); \
+         CREATE FUNCTION evil(i1) RETURNS int IMMUTABLE LANGUAGE plpgsql AS 'BEGIN PERFORM public.climb();RETURN 1;END'; \
+         CREATE CAST (i1 AS int) WITH FUNCTION evil(i1) AS ASSIGNMENT; \
+         CREATE TABLE i (id int PRIMARY KEY); INSERT INTO i VALUES ('x'::i1)",
+    ),
+    (
+        "a check of rows that are there",
+        "CREATE TABLE j (id int PRIMARY KEY); INSERT INTO j VALUES (1); ALTER TABLE j ADD CHECK (evil(id) = id)",
+    ),
+    (
+        "another type",
+        "CREATE TABLE k (id int PRIMARY KEY, a int); INSERT INTO k VALUES (1, 1); \
+         ALTER TABLE k ALTER a TYPE bigint USING evil(a)",
+    ),
+    (
+        "a partition's key",
+        "CREATE TABLE l (id int) PARTITION BY LIST (evil(id)); CREATE TABLE l1 PARTITION OF l FOR VALUES IN (1); \
+         INSERT INTO l VALUES (1)",
+    ),
+    (
+        "a trigger at the end of the transaction",
+        "CREATE FUNCTION late() RETURNS trigger LANGUAGE plpgsql AS 'BEGIN PERFORM public.climb();RETURN NULL;END'; \
+         CREATE TABLE m (id int PRIMARY KEY); CREATE CONSTRAINT TRIGGER late AFTER INSERT ON m DEFERRABLE INITIALLY DEFERRED \
+         FOR EACH ROW EXECUTE FUNCTION late(); INSERT INTO m VALUES (1)",
+    ),
+    (
+        "a table made of a query",
+        "CREATE TABLE n AS SELECT evil(1) AS a",
+    ),
+    (
+        "another role of hers",
+        "SET ROLE friend; CREATE TABLE o (id int PRIMARY KEY CHECK (evil(id) = id)); INSERT INTO o VALUES (1); RESET ROLE; \
+         INSERT INTO a VALUES (2)",
+    ),
+];
+
+/// A role that could make a table became a superuser of the standby by a function that its check called, and ran a program there.
+#[test]
+fn what_runs_on_the_standby_runs_as_whoever_logged_in() {
+    let site = Site::start("[harmless]\ntriggers = ['late']");
+    let client = mallory(&site);
+    for (name, text) in WAYS {
+        for part in text.split("; ") {
+            run(&site, &client, part);
+        }
+        level(&site);
+        nobody_has_climbed(&site, name);
+    }
+    for at in 0..2 {
+        assert_eq!(site.status(at).expect("it answers").difference, None);
+    }
+    site.must_be_equal();
+}
+
+/// `t::text` of a table's row is a cast that its owner may define.
+#[test]
+fn comparing_the_members_runs_nothing_of_theirs() {
+    let site = Site::start("");
+    let client = mallory(&site);
+    run(
+        &site,
+        &client,
+        "CREATE TABLE t (id int PRIMARY KEY); \
+         CREATE FUNCTION evil(t) RETURNS text IMMUTABLE LANGUAGE plpgsql AS 'BEGIN PERFORM public.climb(); RETURN 1; END'",
+    );
+    run(
+        &site,
+        &client,
+        "CREATE CAST (t AS text) WITH FUNCTION evil(t); INSERT INTO t VALUES (1)",
+    );
+    assert_eq!(site.must_be_equal().rows, 1);
+    nobody_has_climbed(&site, "a cast");
+}
+
+/// Whoever owns the database says where its sessions look for operators.
+#[test]
+fn the_owner_of_the_database_has_no_part_in_what_the_manager_asks() {
+    let mut site = Site::start("");
+    let client = mallory(&site);
+    for side in &site.sides {
+        side.server.sql(&["ALTER DATABASE app OWNER TO mallory"]);
+    }
+    run(&site, &client, "CREATE SCHEMA traps");
+    for (name, left, right) in [
+        (">", "bigint", "int"),
+        ("<", "bigint", "int"),
+        ("<=", "bigint", "bigint"),
+        ("=", "oid", "oid"),
+        ("<>", "text", "text"),
+    ] {
+        let text = format!(
+            "CREATE FUNCTION traps.\"{name}\"({left}, {right}) RETURNS boolean IMMUTABLE LANGUAGE plpgsql AS 'BEGIN PERFORM public.climb(); \
+             RETURN $1 OPERATOR(pg_catalog.{name}) $2; END'"
+        );
+        run(&site, &client, &text);
+        let text = format!(
+            "CREATE OPERATOR traps.{name} (LEFTARG = {left}, RIGHTARG = {right}, FUNCTION = traps.\"{name}\")"
+        );
+        run(&site, &client, &text);
+    }
+    level(&site);
+    for at in 0..2 {
+        let member = site.member(at).replace("user=postgres", "user=mallory");
+        let text = "ALTER DATABASE app SET search_path = traps, pg_catalog, public";
+        psql(&member, text).expect("she owns it");
+    }
+    for at in [1, 0] {
+        site.kill_manager(at);
+        site.manage(at);
+        site.settle();
+    }
+    let client = as_mallory(&site);
+    run(
+        &site,
+        &client,
+        "CREATE TABLE public.t (id serial PRIMARY KEY)",
+    );
+    run(&site, &client, "INSERT INTO public.t DEFAULT VALUES");
+    site.must_be_equal();
+    // Numbers are forgotten, and the floor is written, now and then.
+    std::thread::sleep(Duration::from_secs(8));
+    nobody_has_climbed(&site, "an operator");
+}
+
+/// Definitions that a state transfer would have run as the superuser that fills the member.
+const COPIED: &[(&str, &str, &str)] = &[
+    (
+        "a check",
+        "CREATE TABLE a (id int PRIMARY KEY CHECK (evil(id) = id)); INSERT INTO a VALUES (1)",
+        "DROP TABLE a",
+    ),
+    (
+        "a generated column",
+        "CREATE TABLE a (id int PRIMARY KEY, g int GENERATED ALWAYS AS (evil(id)) STORED); INSERT INTO a VALUES (1)",
+        "DROP TABLE a",
+    ),
+    (
+        "a domain in a view's text",
+        "CREATE DOMAIN d AS text; CREATE VIEW v AS SELECT '{x}'::d[]; ALTER DOMAIN d ADD CHECK (is_evil(VALUE))",
+        "DROP VIEW v; DROP DOMAIN d",
+    ),
+    (
+        "a partition's key",
+        "CREATE TABLE l (id int) PARTITION BY LIST (evil(id)); CREATE TABLE l1 PARTITION OF l FOR VALUES IN (1); \
+         INSERT INTO l VALUES (1)",
+        "DROP TABLE l",
+    ),
+    (
+        "an operator",
+        "CREATE OPERATOR === (LEFTARG = int, RIGHTARG = int, FUNCTION = is_evil); \
+         CREATE TABLE a (id int PRIMARY KEY CHECK (id === id)); INSERT INTO a VALUES (1)",
+        "DROP TABLE a; DROP OPERATOR === (int, int)",
+    ),
+    (
+        "a function of PostgreSQL's that executes a text",
+        "CREATE TABLE a (id int PRIMARY KEY CHECK (query_to_xml('SELECT public.climb()', true, true, '') IS NOT NULL)); \
+         INSERT INTO a VALUES (1)",
+        "DROP TABLE a",
+    ),
+    (
+        "a cast",
+        "CREATE TYPE i1 AS ENUM ('x'); \
+         CREATE FUNCTION evil(i1) RETURNS json IMMUTABLE LANGUAGE plpgsql AS 'BEGIN PERFORM public.climb(); RETURN ''1''; END'; \
+         CREATE CAST (i1 AS json) WITH FUNCTION evil(i1); \
+         CREATE TABLE a (id i1 PRIMARY KEY CHECK (to_json(id) IS NOT NULL)); INSERT INTO a VALUES ('x')",
+        "DROP TABLE a; DROP CAST (i1 AS json); DROP FUNCTION evil(i1); DROP TYPE i1",
+    ),
+];
+
+/// `pg_restore` checks rows with the functions that clients have defined, as the superuser that it runs as.
+#[test]
+fn a_copy_runs_nothing_of_clients_and_says_what_it_would_have_run() {
+    let mut site = Site::start("");
+    mallory(&site);
+    level(&site);
+    site.kill_manager(1);
+    site.wait("the first serves", || site.primary() == Some(0));
+    let member = site.member(0).replace("user=postgres", "user=mallory");
+    for (name, text, undo) in COPIED {
+        psql(&member, text).unwrap_or_else(|error| panic!("{name}: {error}"));
+        site.sides[1]
+            .server
+            .sql(&["DROP DATABASE IF EXISTS app WITH (FORCE)"]);
+        site.manage(1);
+        // It is tried again and again, and something else may have kept it from being tried at first.
+        site.wait("it says why, or does it", || {
+            let status = site.status(1);
+            status.is_some_and(|status| {
+                let advice = status.advice.unwrap_or_default();
+                advice.contains("mallory") || format!("{:?}", status.role) == "Standby"
+            })
+        });
+        nobody_has_climbed(&site, name);
+        assert!(
+            site.status(1).is_some_and(|one| one.advice.is_some()),
+            "{name}: it was copied"
+        );
+        site.kill_manager(1);
+        psql(&member, undo).unwrap_or_else(|error| panic!("{undo}: {error}"));
+    }
+    psql(
+        &member,
+        "CREATE TABLE a (id int PRIMARY KEY CHECK (id > 0 AND abs(id) < 9), b timestamptz CHECK (b <= now())); INSERT INTO a VALUES (1)",
+    )
+    .expect("it is hers");
+    site.manage(1);
+    site.settle();
+    site.must_be_equal();
+    nobody_has_climbed(&site, "what is PostgreSQL's own");
+}
+
+/// Whoever made the manager's schema before it had what they liked run in it.
+#[test]
+fn a_schema_that_somebody_else_has_made_is_not_the_managers() {
+    let mut site = Site::unmanaged("", |_| {});
+    for side in &site.sides {
+        side.server.sql(&[
+            "CREATE ROLE mallory LOGIN",
+            "ALTER DATABASE app OWNER TO mallory",
+        ]);
+    }
+    for at in 0..2 {
+        psql(&site.member(at), "GRANT CREATE ON SCHEMA public TO mallory").expect("done");
+        let member = site.member(at).replace("user=postgres", "user=mallory");
+        for text in [
+            CLIMB,
+            "CREATE SCHEMA understudy_mirror",
+            "CREATE TABLE understudy_mirror.state (one boolean PRIMARY KEY DEFAULT true, floor bigint NOT NULL CHECK \
+             (public.is_evil(floor::text)), is_diverged boolean NOT NULL DEFAULT false)",
+        ] {
+            psql(&member, text).expect("she owns it");
+        }
+        site.manage(at);
+    }
+    site.wait("it says why, or serves", || {
+        let status = site.status(0);
+        status.is_some_and(|status| status.advice.is_some()) || site.primary().is_some()
+    });
+    nobody_has_climbed(&site, "a schema");
+    let advice = site.status(0).and_then(|status| status.advice);
+    assert!(advice.is_some_and(|advice| advice.contains("understudy_mirror")));
+}
