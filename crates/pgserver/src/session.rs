@@ -285,6 +285,17 @@ impl Session {
         answer.parse().map_err(|_| PostgresError::Answer(answer))
     }
 
+    /// True if the server has prepared transactions whose state is in its log alone, not in a file.
+    ///
+    /// # Errors
+    /// [`PostgresError::Sql`]
+    pub async fn has_prepared_in_log(&self) -> Result<bool> {
+        // Since version 17 the names are longer.
+        let sql = "SELECT EXISTS (SELECT FROM pg_prepared_xacts WHERE lpad(upper(to_hex(transaction::text::bigint)), 8, '0') \
+                   NOT IN (SELECT right(name, 8) FROM pg_ls_dir('pg_twophase') AS name))";
+        Ok(self.value(sql).await?.as_deref() == Some("t"))
+    }
+
     /// Makes the server write a checkpoint now.
     ///
     /// # Errors

@@ -1,32 +1,68 @@
 //! Free TCP ports, for clusters that run on one machine (demos, benchmarks, tests).
 //!
-//! Invariant: below the range from which the kernel takes ports for outgoing connections, so that
-//! a client's connection cannot take the port of a node that is just being restarted.
+//! Invariants: below the range from which the kernel takes ports for outgoing connections, so that
+//! a client's connection cannot take the port of a node that is just being restarted. A process gives out ports of blocks that
+//! it alone holds, as long as it lives: a port is given out long before somebody listens there.
 
 use std::io;
 use std::net::TcpListener;
-use std::sync::atomic::{AtomicU16, Ordering};
+use std::os::linux::net::SocketAddrExt;
+use std::os::unix::net::{SocketAddr, UnixListener};
+
+use parking_lot::Mutex;
 
 const FIRST: u16 = 15_000;
-const COUNT: u16 = 16_000;
+const BLOCK: u16 = 32;
+const BLOCKS: u16 = 500;
 
-static NEXT: AtomicU16 = AtomicU16::new(0);
+/// The blocks of this process, and the next port.
+struct Held {
+    blocks: Vec<UnixListener>,
+    next: u16,
+    end: u16,
+}
 
-/// A port that nobody listens on. Each call of a process returns another one.
+static HELD: Mutex<Held> = Mutex::new(Held {
+    blocks: Vec::new(),
+    next: 0,
+    end: 0,
+});
+
+impl Held {
+    /// Takes another block, if there is one. An abstract socket of its name goes with the process.
+    fn take_block(&mut self) -> bool {
+        // Demos beside each other start at different places.
+        let first = (std::process::id() % u32::from(BLOCKS)) as u16;
+        let claimed = (0..BLOCKS).find_map(|turn| {
+            let block = (first + turn) % BLOCKS;
+            let address = SocketAddr::from_abstract_name(format!("understudy-ports-{block}"));
+            Some((block, UnixListener::bind_addr(&address.ok()?).ok()?))
+        });
+        let Some((block, listener)) = claimed else {
+            return false;
+        };
+        self.blocks.push(listener);
+        self.next = FIRST + block * BLOCK;
+        self.end = self.next + BLOCK;
+        true
+    }
+}
+
+/// A port that nobody listens on. No other call returns it, in this process or another one.
 ///
 /// # Errors
 /// All are taken.
 pub fn free() -> io::Result<u16> {
-    // Demos beside each other start at different places.
-    let start = (std::process::id() % u32::from(COUNT / 32)) as u16 * 32;
-    for _ in 0..COUNT {
-        let offset = start.wrapping_add(NEXT.fetch_add(1, Ordering::Relaxed)) % COUNT;
-        let port = FIRST + offset;
+    let mut held = HELD.lock();
+    while held.next < held.end || held.take_block() {
+        let port = held.next;
+        held.next += 1;
         if TcpListener::bind(("127.0.0.1", port)).is_ok() {
             return Ok(port);
         }
     }
-    let text = format!("no free TCP port between {FIRST} and {}", FIRST + COUNT);
+    let last = FIRST + BLOCKS * BLOCK;
+    let text = format!("no free TCP port between {FIRST} and {last}");
     Err(io::Error::new(io::ErrorKind::AddrInUse, text))
 }
 
@@ -38,8 +74,15 @@ mod tests {
     fn a_port_is_free_and_not_given_twice() {
         let (one, two) = (free().unwrap(), free().unwrap());
         assert_ne!(one, two);
-        // A cluster that starts beside this test may be quicker once, hardly three times.
-        let is_free = |port| TcpListener::bind(("127.0.0.1", port)).is_ok();
-        assert!((0..3).any(|_| is_free(free().unwrap())));
+        assert!(TcpListener::bind(("127.0.0.1", free().unwrap())).is_ok());
+    }
+
+    /// Tests beside each other were given the same port, and listened there later.
+    #[test]
+    fn nobody_else_has_a_block_that_is_held() {
+        let port = free().unwrap();
+        let block = (port - FIRST) / BLOCK;
+        let address = SocketAddr::from_abstract_name(format!("understudy-ports-{block}")).unwrap();
+        assert!(UnixListener::bind_addr(&address).is_err());
     }
 }

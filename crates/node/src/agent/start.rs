@@ -153,9 +153,11 @@ async fn become_active(
     takeover::replay(standby, latest.namespace().clone(), tail).await?;
     phases.end("replay");
     context.driver.tell(Event::PhaseDone(Phase::Replay));
-    let settling = takeover::settle(standby, &latest, tail);
-    let (answer, ()) = tokio::join!(question.ask(), settling);
-    let (horizon, session) = answer.unzip();
+    let (horizon, session) = question.ask().await.unzip();
+    if let Some(session) = &session {
+        takeover::keep_prepared(session).await;
+    }
+    takeover::settle(standby, &latest, tail).await;
     let promoting = takeover::promote(context, standby, latest, tail, horizon, session);
     let switched = promoting.await?;
     phases.end("promote");

@@ -23,6 +23,7 @@ mod mirrored;
 mod operator;
 mod ordered;
 mod page;
+mod prepared;
 mod proxied;
 mod queries;
 mod rest;

@@ -39,7 +39,7 @@ use volume::lsn::Lsn;
 use volume::namespace::Namespace;
 
 use self::log_tail::LogTail;
-pub(crate) use self::settle::settle;
+pub(crate) use self::settle::{keep_prepared, settle};
 use crate::agent::active::proxied::run_of;
 use crate::agent::active::{Active, LogOrder};
 use crate::agent::context::Context;

@@ -11,6 +11,7 @@
 
 use std::time::Duration;
 
+use pgserver::Session;
 use volume::latest::Latest;
 use volume::seal::Seal;
 
@@ -20,6 +21,20 @@ use crate::agent::standby::Standby;
 
 /// Clients wait meanwhile.
 const WITHIN: Duration = Duration::from_millis(300);
+
+/// Has PostgreSQL write the state of prepared transactions into files. It would read it from the log when it is promoted, and
+/// the old active may have removed that segment behind a checkpoint, which wrote its own files: the promotion would fail.
+pub(crate) async fn keep_prepared(session: &Session) {
+    let kept = async {
+        if session.has_prepared_in_log().await? {
+            session.checkpoint().await?;
+        }
+        Ok::<(), pgserver::PostgresError>(())
+    };
+    if let Err(error) = kept.await {
+        tracing::warn!(%error, "the standby did not write the state of prepared transactions into files");
+    }
+}
 
 /// See the module. PostgreSQL has replayed to the end of the log.
 pub(crate) async fn settle(standby: &Standby, latest: &Latest, tail: LogTail) {
