@@ -36,6 +36,17 @@ pub struct Token {
     pub count: u64,
 }
 
+impl Token {
+    /// Reads one as it is written.
+    pub fn parse(text: &str) -> Option<Token> {
+        let (epoch, count) = text.split_once('-')?;
+        Some(Token {
+            epoch: epoch.parse().ok()?,
+            count: count.parse().ok()?,
+        })
+    }
+}
+
 impl fmt::Display for Token {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{}-{}", self.epoch, self.count)

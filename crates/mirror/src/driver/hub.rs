@@ -16,6 +16,7 @@ use tokio::sync::{mpsc, watch};
 use super::advice::advice;
 use super::apply::Applied;
 use super::config::Config;
+use super::counters::{Counters, unix_ms};
 use super::jobs::Job;
 use super::member::Member;
 use super::ready::{Comes, LATER, Ready};
@@ -26,7 +27,7 @@ use super::zones::Zones;
 use crate::core::gate::Gate;
 use crate::core::locks::Tx;
 use crate::core::manager::{Effect, Life, Manager, Message, Role};
-use crate::core::record::{Number, Record};
+use crate::core::record::{Number, Record, Token};
 use crate::sql::Facts;
 
 /// How long after one that could not be executed.
@@ -61,20 +62,8 @@ struct Listener {
     events: mpsc::UnboundedSender<Event>,
     /// That of its session at the member.
     process: Option<i32>,
-}
-
-/// Counts since the manager began.
-#[derive(Debug, Default)]
-pub struct Counters {
-    pub clients: AtomicU64,
-    pub statements: AtomicU64,
-    pub logged: AtomicU64,
-    pub rows_sent: AtomicU64,
-    pub refused: AtomicU64,
-    pub deadlocks: AtomicU64,
-    pub applied: AtomicU64,
-    pub transfers: AtomicU64,
-    pub moved: AtomicU64,
+    /// By which it can be asked about.
+    token: Option<Token>,
 }
 
 /// What protects connections.
@@ -97,11 +86,6 @@ impl Drop for Inside {
             false
         });
     }
-}
-
-fn unix_ms() -> u64 {
-    let now = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH);
-    u64::try_from(now.unwrap_or_default().as_millis()).unwrap_or(0)
 }
 
 pub struct Hub {
@@ -293,12 +277,19 @@ impl Hub {
     }
 
     /// A transaction that begins, and where it is told things; `process` is that of its session at the member.
-    pub fn enter(&self, process: Option<i32>) -> (Tx, mpsc::UnboundedReceiver<Event>) {
+    pub fn enter(
+        &self,
+        process: Option<i32>,
+        token: Option<Token>,
+    ) -> (Tx, mpsc::UnboundedReceiver<Event>) {
         let tx = Tx(self.next_tx.fetch_add(1, Ordering::Relaxed) + 1);
         let (events, receiver) = mpsc::unbounded_channel();
-        self.sessions
-            .lock()
-            .insert(tx, Listener { events, process });
+        let listener = Listener {
+            events,
+            process,
+            token,
+        };
+        self.sessions.lock().insert(tx, listener);
         (tx, receiver)
     }
 
@@ -309,6 +300,13 @@ impl Hub {
         known
             .filter_map(|(tx, session)| Some((*tx, session.process?)))
             .collect()
+    }
+
+    /// True if a transaction is open, or committing: that it is before it is not open any more.
+    pub fn is_under_way(&self, token: Token) -> bool {
+        let is_its = |one: &Listener| one.token == Some(token);
+        let is_open = self.sessions.lock().values().any(is_its);
+        is_open || self.look(|manager| manager.is_in_flight(token))
     }
 
     /// A transaction is over.

@@ -21,11 +21,12 @@ CREATE OR REPLACE FUNCTION understudy_mirror.has(number bigint, token text) RETU
     WHEN EXISTS (SELECT FROM understudy_mirror.applied a WHERE a.number = $1 AND a.token = $2) THEN true
     WHEN EXISTS (SELECT FROM understudy_mirror.applied a WHERE a.number = $1) THEN NULL
     ELSE $1 <= (SELECT floor FROM understudy_mirror.state) END';
--- Null if nobody knows.
+-- Null if nobody knows. No only to whom a primary's manager has said that the transaction is not under way any more.
 CREATE OR REPLACE FUNCTION understudy_mirror.committed(token text) RETURNS boolean
   LANGUAGE sql STABLE SECURITY DEFINER SET search_path = pg_catalog
   AS 'SELECT CASE
     WHEN EXISTS (SELECT FROM understudy_mirror.applied a WHERE a.token = $1) THEN true
+    WHEN $1 <> ALL (string_to_array(coalesce(current_setting(''understudy_mirror.over'', true), ''''), '' '')) THEN NULL
     WHEN $1 !~ ''^[0-9]{1,10}-[0-9]{1,18}$'' THEN NULL
     WHEN (split_part($1, ''-'', 1)::bigint, split_part($1, ''-'', 2)::bigint)
       > (SELECT forgotten_epoch, forgotten_count FROM understudy_mirror.state) THEN false END';

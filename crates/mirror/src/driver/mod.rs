@@ -4,6 +4,7 @@ mod advice;
 mod apply;
 mod command;
 pub mod config;
+mod counters;
 mod deputy;
 mod hub;
 mod jobs;

@@ -65,8 +65,8 @@ pub async fn renew(session: &mut Postgres) -> Result<(), WireError> {
         return Ok(());
     }
     let is_older = session
-        .query("SELECT NOT EXISTS (SELECT FROM pg_catalog.pg_attribute WHERE attname = 'differs_since' \
-             AND attrelid = pg_catalog.to_regclass('understudy_mirror.state'))")
+        .query("SELECT NOT EXISTS (SELECT FROM pg_catalog.pg_proc WHERE prosrc ~ 'understudy_mirror.over' \
+             AND oid = pg_catalog.to_regprocedure('understudy_mirror.committed(text)'))")
         .await?;
     if is_older.value().as_deref() == Some("t") {
         session.query(INSTALL).await?;

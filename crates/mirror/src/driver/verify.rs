@@ -86,7 +86,7 @@ async fn hold(
     ours: &mut Postgres,
     theirs: &mut Postgres,
 ) -> Result<(u64, tokio::time::Instant), String> {
-    let (tx, mut events) = hub.enter(None);
+    let (tx, mut events) = hub.enter(None, None);
     let claims = Claims::default().with(Class::Database, Mode::Shared);
     hub.act(|manager, out| manager.lock(tx, &claims, out));
     let held = async {

@@ -11,6 +11,7 @@
 //! Pure: PostgreSQL's own parser, and what is known of the catalog ([`Facts`]). Invariant: in doubt a statement's rows are sent,
 //! and where that cannot be done it is refused. None has another effect on one member than on the other.
 
+mod asked;
 mod calls;
 mod change;
 mod claims;
@@ -30,6 +31,7 @@ mod template;
 #[cfg(test)]
 mod tests;
 
+pub use asked::asked;
 pub use copied::Times;
 pub use facts::{CATALOG, Facts};
 pub use find::may_be_a_time as plan_may_be_a_time;

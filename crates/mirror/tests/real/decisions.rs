@@ -120,7 +120,7 @@ fn the_member_that_differs_may_be_the_right_one() {
     assert_eq!(psql(&old, OTHERS).as_deref(), Ok("3a 9only here"));
     // It may have committed: nobody says that it has not.
     let asked = format!("SELECT understudy_mirror.committed('{lost}') IS NULL");
-    assert_eq!(psql(&site.member(standby), &asked).as_deref(), Ok("t"));
+    assert_eq!(psql(&site.conninfo(), &asked).as_deref(), Ok("t"));
     run(&site, &site.connect(), "INSERT INTO t VALUES (4, 'b')");
     site.must_be_equal();
 }

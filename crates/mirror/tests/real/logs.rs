@@ -122,7 +122,7 @@ fn members_that_an_earlier_version_has_made_need_not_be_made_anew() {
     };
     let before = database(&site);
     let text = "ALTER TABLE understudy_mirror.state DROP COLUMN log, DROP COLUMN forgotten_epoch, DROP COLUMN forgotten_count, DROP COLUMN difference, \
-        DROP COLUMN differs_since; \
+        DROP COLUMN differs_since; DROP FUNCTION understudy_mirror.committed(text); \
         DROP FUNCTION understudy_mirror.has(bigint, text); DROP FUNCTION understudy_mirror.plain(anyelement)";
     for at in 0..2 {
         of_member(&site, at, text);

@@ -160,6 +160,29 @@ fn whatever_else_a_client_says_is_no_proof() {
     }
 }
 
+/// Without certificates whoever is on the machine may say that he is the other manager, and has a client who has proved something.
+#[test]
+fn a_session_that_comes_from_elsewhere_proves_it_as_well() {
+    use std::io::{Read, Write};
+    let site = site();
+    let mut startup = BytesMut::new();
+    startup_message([("user", "postgres"), ("database", "app")], &mut startup).expect("short");
+    // A visit: its kind, the first message without its length, and nothing else.
+    let startup = &startup[4..];
+    let mut packet = vec![5, u8::try_from(startup.len()).expect("short")];
+    packet.extend_from_slice(startup);
+    packet.extend_from_slice(&[0; 4]);
+    let address = site.peer_address(site.who_serves());
+    let mut stream = std::net::TcpStream::connect(address).expect("it listens");
+    let len = u32::try_from(packet.len()).expect("short").to_le_bytes();
+    stream.write_all(&len).expect("it is read");
+    stream.write_all(&packet).expect("it is read");
+    let mut answer = [0; 9];
+    stream.read_exact(&mut answer).expect("it answers");
+    // It is asked for a proof, and not told that it is in.
+    assert_eq!((answer[0], answer[8]), (b'R', 10), "{answer:?}");
+}
+
 /// Whoever reached such a manager was let in as whoever they said they were.
 #[test]
 fn a_manager_does_not_start_before_a_member_that_asks_nobody() {

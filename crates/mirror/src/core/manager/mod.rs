@@ -355,6 +355,12 @@ impl Manager {
         })
     }
 
+    /// True if a transaction is committing: the log may get it, or has it, and the member does not have it yet.
+    pub fn is_in_flight(&self, token: Token) -> bool {
+        let primary = self.primary.as_ref();
+        primary.is_some_and(|primary| primary.is_in_flight(token))
+    }
+
     /// A transaction asks for what its next statement conflicts on: [`Effect::Granted`] or [`Effect::Deadlock`] follows, at
     /// once or later.
     pub fn lock(&mut self, tx: Tx, claims: &Claims, out: &mut Vec<Effect>) {

@@ -7,7 +7,7 @@ use super::super::class::Claims;
 use super::super::flaw::Flaw;
 use super::super::locks::{Grant, Locks, Tx};
 use super::super::log::Identity;
-use super::super::record::{Draft, Number, Record};
+use super::super::record::{Draft, Number, Record, Token};
 use super::{Ack, Commits, Effect};
 
 /// Records that are kept in memory for the other manager; fewer if they are long.
@@ -290,6 +290,12 @@ impl Primary {
             Some(Flaw::SentTooEarly) => Number(self.next.0 - 1),
             _ => self.durable,
         }
+    }
+
+    /// True if the log may get, or has, a transaction that the member does not have yet.
+    pub fn is_in_flight(&self, token: Token) -> bool {
+        let mut commits = self.commits.values();
+        commits.any(|commit| !commit.is_on_member && commit.record.draft.token == token)
     }
 
     pub fn on_member(&mut self, number: Number, ack: Ack, out: &mut Vec<Effect>) {

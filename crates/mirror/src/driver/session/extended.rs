@@ -147,6 +147,9 @@ impl Session {
             }
         );
         let is_plain = is_plain && !may_leave_something(&portal.statement.text);
+        if is_plain && self.status != b'E' {
+            self.settle_asked(source, &portal.parameters).await?;
+        }
         if is_plain || self.status == b'E' && !matches!(plan, Plan::Step(_)) {
             self.prepared.keep(&message);
             return Ok(Done::Well);

@@ -62,7 +62,7 @@ pub enum Door<'a> {
     /// A client.
     Client(Client<'a>),
     /// Another manager, in its client's place.
-    Visitor(&'a mut Wire),
+    Visitor(Client<'a>),
     /// This manager, in its client's place.
     Own(Prover),
 }
@@ -159,10 +159,18 @@ impl<'a> Door<'a> {
         })
     }
 
+    /// Another manager's client.
+    pub fn of_visitor(wire: &'a mut Wire, user: String) -> Door<'a> {
+        match Door::of_client(wire, user, None) {
+            Door::Client(client) => Door::Visitor(client),
+            other => other,
+        }
+    }
+
     async fn answer(&mut self, hub: &Hub, message: &[u8], server: &mut Wire) -> Result<()> {
         match self {
             Door::Own(prover) => prove(prover, message, server).await,
-            Door::Visitor(wire) => pass_on(wire, message, server).await,
+            Door::Visitor(visitor) => visitor.visit(hub, message, server).await,
             Door::Client(client) => client.answer(hub, message, server).await,
         }
     }
@@ -180,6 +188,21 @@ impl Client<'_> {
         }
         if let Some(prover) = self.prover.as_mut().filter(|_| method != 0) {
             return prove(prover, message, server).await;
+        }
+        if asks(method) {
+            self.secret = Secret::Other(method);
+        }
+        pass_on(self.wire, message, server).await
+    }
+
+    /// The other manager answers in its client's place. Without certificates anybody on this machine may say that he is the other one, so
+    /// whom the member does not ask proves to this manager what he has proved to the other one.
+    async fn visit(&mut self, hub: &Hub, message: &[u8], server: &mut Wire) -> Result<()> {
+        let method = method(message);
+        let is_unproved = method == 0 && matches!(self.secret, Secret::Nothing);
+        let is_known = hub.protection.peers.is_some() || hub.config.clients_need_no_proof;
+        if is_unproved && !is_known {
+            self.secret = Secret::Keys(self.exchange(hub).await?);
         }
         if asks(method) {
             self.secret = Secret::Other(method);

@@ -9,6 +9,7 @@
 //! it is told then is what the log says.
 
 mod as_it_is;
+mod asked;
 mod bound;
 mod circle;
 mod copy;

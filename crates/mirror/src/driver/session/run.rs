@@ -65,6 +65,7 @@ impl Session {
         }
         match plan {
             Plan::Alone { sets, creates } => {
+                self.settle_asked(source, form.parameters()).await?;
                 let done = self.run_alone(source, form).await?;
                 if let Done::Well = done {
                     self.note_effects(source, *sets);

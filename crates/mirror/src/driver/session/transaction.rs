@@ -111,7 +111,7 @@ impl Session {
                     false => None,
                 })
                 .ok_or_else(super::not_primary)?;
-            let (tx, events) = self.hub.enter(self.process());
+            let (tx, events) = self.hub.enter(self.process(), Some(token));
             self.last_token = Some(token.to_string());
             self.transaction = Some(Transaction {
                 tx,

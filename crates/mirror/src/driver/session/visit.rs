@@ -59,9 +59,9 @@ async fn enter(
     client: &mut Wire,
     belongings: &Belongings,
 ) -> Result<(Visitor, BytesMut)> {
-    check(hub, &belongings.startup)?;
+    let user = check(hub, &belongings.startup)?;
     let mut server = reach(hub).await?;
-    let door = Door::Visitor(client);
+    let door = Door::of_visitor(client, user);
     let admitted = log_in(hub, &mut server, &belongings.startup, door).await?;
     let mut welcome = BytesMut::new();
     frame::put(&mut welcome, b'K', &[&admitted.key]);

@@ -1,0 +1,24 @@
+//! Counts and times that operators are told.
+
+use std::sync::atomic::AtomicU64;
+use std::time::{SystemTime, UNIX_EPOCH};
+
+/// Counts since the manager began.
+#[derive(Debug, Default)]
+pub struct Counters {
+    pub clients: AtomicU64,
+    pub statements: AtomicU64,
+    pub logged: AtomicU64,
+    pub rows_sent: AtomicU64,
+    pub refused: AtomicU64,
+    pub deadlocks: AtomicU64,
+    pub applied: AtomicU64,
+    pub transfers: AtomicU64,
+    pub moved: AtomicU64,
+}
+
+/// The time in milliseconds of the Unix epoch.
+pub fn unix_ms() -> u64 {
+    let now = SystemTime::now().duration_since(UNIX_EPOCH);
+    u64::try_from(now.unwrap_or_default().as_millis()).unwrap_or(0)
+}

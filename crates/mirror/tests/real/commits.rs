@@ -1,0 +1,140 @@
+//! A client that asks whether a transaction has committed is never told a wrong no.
+
+use std::time::Duration;
+
+use tokio_postgres::{Client, SimpleQueryMessage};
+
+use crate::server::psql;
+use crate::site::{Site, connect, run};
+
+const SCHEMA: &str = "CREATE TABLE t (id int PRIMARY KEY, a text)";
+
+/// The first value that a statement returns.
+fn value(site: &Site, client: &Client, text: &str) -> Option<String> {
+    let rows = site.runtime.block_on(client.simple_query(text));
+    let rows = rows.unwrap_or_else(|error| panic!("{text}: {error:?}"));
+    rows.iter().find_map(|message| match message {
+        SimpleQueryMessage::Row(row) => row.get(0).map(ToOwned::to_owned),
+        _ => None,
+    })
+}
+
+/// A client with a transaction that has written this row, and the transaction's name.
+fn begun(site: &Site, id: i32) -> (Client, String) {
+    let client = site.connect();
+    run(
+        site,
+        &client,
+        &format!("BEGIN; INSERT INTO t VALUES ({id}, 'a')"),
+    );
+    let token = value(site, &client, "SHOW understudy.transaction");
+    (client, token.expect("it has a name"))
+}
+
+/// Begins to ask; what is answered later.
+fn asks(site: &Site, token: &str) -> tokio::task::JoinHandle<Option<bool>> {
+    let (conninfo, token) = (site.conninfo(), token.to_owned());
+    let asking = site.runtime.spawn(async move {
+        let client = connect(&conninfo).await.expect("let in");
+        let text = "SELECT understudy_mirror.committed($1)";
+        let row = client.query_one(text, &[&token]).await;
+        row.expect("it is answered").get(0)
+    });
+    std::thread::sleep(Duration::from_millis(700));
+    assert!(!asking.is_finished(), "it is under way");
+    asking
+}
+
+fn told(site: &Site, asking: tokio::task::JoinHandle<Option<bool>>) -> Option<bool> {
+    let answered = async { tokio::time::timeout(Duration::from_secs(20), asking).await };
+    let answered = site.runtime.block_on(answered);
+    answered.expect("it is answered").expect("no panic")
+}
+
+/// The answer was no while the transaction was open or on its way into the log, and it committed afterwards.
+#[test]
+fn who_asks_about_what_is_under_way_waits() {
+    let site = Site::start("");
+    run(&site, &site.connect(), SCHEMA);
+    // One that is rolled back.
+    let (client, token) = begun(&site, 1);
+    let asking = asks(&site, &token);
+    run(&site, &client, "ROLLBACK");
+    assert_eq!(told(&site, asking), Some(false));
+    // One that commits, and waits for the log.
+    let (client, token) = begun(&site, 2);
+    site.hold_log(true);
+    let committing = site
+        .runtime
+        .spawn(async move { client.batch_execute("COMMIT").await });
+    let asking = asks(&site, &token);
+    site.hold_log(false);
+    assert_eq!(told(&site, asking), Some(true));
+    site.runtime
+        .block_on(committing)
+        .expect("no panic")
+        .expect("it commits");
+    // One whose client goes away meanwhile.
+    let (client, token) = begun(&site, 3);
+    site.hold_log(true);
+    let committing = site
+        .runtime
+        .spawn(async move { client.batch_execute("COMMIT").await });
+    std::thread::sleep(Duration::from_millis(300));
+    committing.abort();
+    let asking = asks(&site, &token);
+    site.hold_log(false);
+    assert_eq!(told(&site, asking), Some(true));
+    // One whose session at the member is lost between the log and its commit.
+    let (client, token) = begun(&site, 4);
+    let backend = value(&site, &client, "SELECT pg_backend_pid()").expect("a number");
+    site.hold_log(true);
+    let committing = site
+        .runtime
+        .spawn(async move { client.batch_execute("COMMIT").await });
+    let asking = asks(&site, &token);
+    let ends = format!("SELECT pg_terminate_backend({backend})");
+    site.sides[site.who_serves()].server.sql(&[&ends]);
+    site.hold_log(false);
+    assert_eq!(told(&site, asking), Some(true));
+    site.runtime
+        .block_on(committing)
+        .expect("no panic")
+        .expect("it commits");
+    assert_eq!(site.must_be_equal().rows, 3);
+}
+
+/// Where nobody can know whether it is under way, nobody says no.
+#[test]
+fn nobody_says_no_who_cannot_know() {
+    let site = Site::start("");
+    let client = site.connect();
+    run(&site, &client, SCHEMA);
+    let (open, token) = begun(&site, 1);
+    let asked = |client: &Client, text: &str| value(&site, client, &text.replace("NAME", &token));
+    let direct = "SELECT understudy_mirror.committed('NAME')";
+    assert_eq!(asked(&open, direct), None, "its own");
+    let nested = "SELECT understudy_mirror.committed(name) FROM (VALUES ('NAME')) v (name)";
+    assert_eq!(asked(&client, nested), None);
+    run(
+        &site,
+        &client,
+        "BEGIN ISOLATION LEVEL REPEATABLE READ; SELECT count(*) FROM t",
+    );
+    assert_eq!(asked(&client, direct), None);
+    run(&site, &client, "COMMIT");
+    let standby = site.member(1 - site.who_serves());
+    assert_eq!(
+        psql(&standby, &direct.replace("NAME", &token)).as_deref(),
+        Ok("")
+    );
+    run(&site, &open, "COMMIT");
+    assert_eq!(asked(&client, nested).as_deref(), Some("t"));
+    assert_eq!(asked(&client, direct).as_deref(), Some("t"));
+    let (open, token) = begun(&site, 2);
+    run(&site, &open, "ROLLBACK");
+    assert_eq!(
+        value(&site, &client, &direct.replace("NAME", &token)).as_deref(),
+        Some("f")
+    );
+}
