@@ -214,10 +214,6 @@ fn check(
             let reason = "is the proxy's own: there is `reads` beside `settings`";
             return Err(value(&key, reason));
         }
-        if lower == "synchronous_commit" {
-            let reason = "must be known to the catalog: use ALTER DATABASE or ALTER ROLE ... SET";
-            return Err(value(&key, reason));
-        }
     }
     Ok(())
 }
@@ -291,10 +287,6 @@ mod tests {
             (
                 "[users.a.settings]\n\"understudy.read\" = \"any\"",
                 "understudy.read",
-            ),
-            (
-                "[users.a.settings]\nsynchronous_commit = \"off\"",
-                "ALTER ROLE",
             ),
         ] {
             assert!(told(text).contains(key), "{text}: {}", told(text));

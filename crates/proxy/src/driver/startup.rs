@@ -28,7 +28,8 @@ use super::quotas::Share;
 use super::relay::relay;
 use super::socket::Socket;
 
-use message::{Startup, add_host, add_settings, read_startup, replicates, settings_of};
+pub use message::settings_of;
+use message::{Startup, add_host, add_settings, read_startup, replicates};
 
 const PROTOCOL_3: u32 = 3 << 16;
 /// Protocol 3.2 lets cancel keys be longer.
@@ -212,10 +213,10 @@ impl Visit {
         );
         let mode = config.config.mode_of(name, user);
         let login = self.login(&startup, mode, keys);
-        let mut settings = Settings::default();
-        if mode == Mode::Transaction {
-            settings_of(&startup.parameters, &mut settings);
-        }
+        let settings = match mode {
+            Mode::Session => Settings::default(),
+            Mode::Transaction => settings_of(&startup.parameters),
+        };
         let database = login.database.clone();
         let pool = self.proxy.pool(login);
         let held = self.take_connection(&pool, &settings).await?;
@@ -303,7 +304,8 @@ impl Visit {
         let id = handle.id.to_be_bytes();
         frame::put(&mut self.output, b'K', &[&id, handle.secret()]);
         frame::put_ready(&mut self.output, b'I');
-        let session = Session::new(settings, server.reported.clone(), u64::from(handle.id));
+        let mut session = Session::new(settings, server.reported.clone(), u64::from(handle.id));
+        session.begins_with(&settings_of(&pool.login().parameters));
         let held = if is_session {
             held.conn.server = Some(server);
             Some(held)

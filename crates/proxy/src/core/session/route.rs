@@ -7,6 +7,7 @@ use volume::lsn::Lsn;
 
 use super::super::choice::{Wanted, choose};
 use super::super::flaw::Flaw;
+use super::super::settings::Settings;
 use super::super::sql::{Hint, Kind, Own, Part};
 use super::super::topology::NodeName;
 use super::super::version::{ReadMode, Required, parse_lsn};
@@ -124,6 +125,12 @@ impl Session {
                     && !part.is_for_active()
                     && (hinted || cx.catalog.judge(part).may_run_on_standby)
             })
+    }
+
+    /// Its connections begin with these settings, which are not its own to make.
+    pub fn begins_with(&mut self, settings: &Settings) {
+        let setting = settings.value("synchronous_commit");
+        self.commits_async |= setting.is_some_and(|value| !commits_wait(value));
     }
 
     /// True if what the session has committed may not be in the log yet, so that no position tells of it.

@@ -18,6 +18,7 @@ use crate::driver::client::{Admitted, Client};
 use crate::driver::endpoints::{self, Inherited};
 use crate::driver::handle::Arriving;
 use crate::driver::login::Conn;
+use crate::driver::startup::settings_of;
 
 use super::message::{ClientParcel, IdleParcel, Offer, ServerParcel, kind, read, write};
 use super::wire::{Received, Wire};
@@ -293,6 +294,7 @@ impl Taking {
         }
         let mut session = Session::unpack(parcel.session, &proxy.statements).ok()?;
         session.is_numbered(parcel.id);
+        session.begins_with(&settings_of(&parcel.login.parameters));
         if let Some(held) = &held {
             session.is_linked_to(held.conn.address.clone(), held.conn.key.0);
         }

@@ -78,8 +78,7 @@ pub fn add_settings(
     parameters: &mut Vec<(String, String)>,
     settings: impl IntoIterator<Item = (String, String)>,
 ) {
-    let mut asked = Settings::default();
-    settings_of(parameters, &mut asked);
+    let asked = settings_of(parameters);
     let new = settings.into_iter().filter(|(name, _)| !asked.has(name));
     parameters.extend(new);
     parameters.sort();
@@ -108,8 +107,9 @@ pub fn replicates(parameters: &[(String, String)]) -> Option<Replication> {
     (!is_off).then_some(Replication::Physical)
 }
 
-/// In transaction mode a client's parameters are settings like others.
-pub fn settings_of(parameters: &[(String, String)], settings: &mut Settings) {
+/// The settings that parameters of a startup message are.
+pub fn settings_of(parameters: &[(String, String)]) -> Settings {
+    let mut settings = Settings::default();
     for (name, value) in parameters {
         if name == "options" {
             for (name, value) in options(value) {
@@ -119,6 +119,7 @@ pub fn settings_of(parameters: &[(String, String)], settings: &mut Settings) {
             settings.set(name, value);
         }
     }
+    settings
 }
 
 /// The settings in `-c name=value --name=value`.
