@@ -285,14 +285,13 @@ impl Session {
         answer.parse().map_err(|_| PostgresError::Answer(answer))
     }
 
-    /// True if the server has prepared transactions whose state is in its log alone, not in a file.
+    /// True if a standby may have prepared transactions: it shows none, but counts them among those that have not ended.
     ///
     /// # Errors
     /// [`PostgresError::Sql`]
-    pub async fn has_prepared_in_log(&self) -> Result<bool> {
-        // Since version 17 the names are longer.
-        let sql = "SELECT EXISTS (SELECT FROM pg_prepared_xacts WHERE lpad(upper(to_hex(transaction::text::bigint)), 8, '0') \
-                   NOT IN (SELECT right(name, 8) FROM pg_ls_dir('pg_twophase') AS name))";
+    pub async fn may_have_prepared(&self) -> Result<bool> {
+        let sql = "SELECT current_setting('max_prepared_transactions')::int > 0 \
+                   AND pg_snapshot_xmin(shown) < pg_snapshot_xmax(shown) FROM pg_current_snapshot() AS shown";
         Ok(self.value(sql).await?.as_deref() == Some("t"))
     }
 

@@ -105,7 +105,7 @@ impl Seen {
         self.is_ahead = true;
     }
 
-    /// The session may have committed something, and was not told.
+    /// The session may have committed something, and was not told: its server goes on, and shows a commit after it is durable.
     pub fn on_doubt(&mut self) {
         self.is_unshown = true;
     }

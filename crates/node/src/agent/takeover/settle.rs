@@ -26,7 +26,7 @@ const WITHIN: Duration = Duration::from_millis(300);
 /// the old active may have removed that segment behind a checkpoint, which wrote its own files: the promotion would fail.
 pub(crate) async fn keep_prepared(session: &Session) {
     let kept = async {
-        if session.has_prepared_in_log().await? {
+        if session.may_have_prepared().await? {
             session.checkpoint().await?;
         }
         Ok::<(), pgserver::PostgresError>(())

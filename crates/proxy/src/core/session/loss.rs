@@ -65,7 +65,6 @@ impl Session {
         self.lost = Whereabouts::of(&server);
         let fate = self.fate();
         if matches!(fate, Fate::InDoubt) && !cx.lacks(Flaw::LossForgets) {
-            // Its server shows a commit after it is durable, and goes on with both though the connection is gone.
             self.seen.on_doubt();
         }
         if self.keeps.cannot_move() {
