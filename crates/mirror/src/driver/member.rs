@@ -245,7 +245,7 @@ impl Member {
         }
     }
 
-    /// What PostgreSQL keeps of a user's password, if that is valid.
+    /// Secret that PostgreSQL keeps of a user's password, if the password is valid.
     pub async fn verifier(&self, user: &str) -> Result<Option<String>, WireError> {
         let text = format!(
             "SELECT rolpassword FROM pg_catalog.pg_authid WHERE rolname = {} \

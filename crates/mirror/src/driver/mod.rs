@@ -79,7 +79,7 @@ pub enum RunError {
     /// The certificate for clients cannot be used.
     #[error(transparent)]
     Certificate(#[from] dax::Error),
-    /// Whoever reaches the manager would get in as whoever they say they are.
+    /// Clients of the manager would get in under any name, without a proof.
     #[error("{UNPROVED}")]
     Unproved,
     /// The system has no randomness.

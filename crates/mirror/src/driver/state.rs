@@ -31,7 +31,7 @@ pub enum Contents {
         is_diverged: bool,
         /// Which log it belongs to; an earlier version did not say.
         log: Option<Identity>,
-        /// What it has answered otherwise than the primary, and since when that is known, in milliseconds of the Unix epoch.
+        /// Difference from the primary's answer, and since when that is known, in milliseconds of the Unix epoch.
         difference: Option<(String, u64)>,
     },
     /// It has never belonged to one.

@@ -1,4 +1,4 @@
-//! Which transactions a statement asks about.
+//! Transactions that a statement asks about.
 
 use proxy::core::sql::walk;
 use serde_json::Value;

@@ -2,22 +2,12 @@
 
 use std::time::Duration;
 
-use tokio_postgres::{Client, SimpleQueryMessage};
+use tokio_postgres::Client;
 
 use crate::server::psql;
-use crate::site::{Site, connect, run};
+use crate::site::{Site, connect, run, value};
 
 const SCHEMA: &str = "CREATE TABLE t (id int PRIMARY KEY, a text)";
-
-/// The first value that a statement returns.
-fn value(site: &Site, client: &Client, text: &str) -> Option<String> {
-    let rows = site.runtime.block_on(client.simple_query(text));
-    let rows = rows.unwrap_or_else(|error| panic!("{text}: {error:?}"));
-    rows.iter().find_map(|message| match message {
-        SimpleQueryMessage::Row(row) => row.get(0).map(ToOwned::to_owned),
-        _ => None,
-    })
-}
 
 /// A client with a transaction that has written this row, and the transaction's name.
 fn begun(site: &Site, id: i32) -> (Client, String) {
@@ -31,7 +21,20 @@ fn begun(site: &Site, id: i32) -> (Client, String) {
     (client, token.expect("it has a name"))
 }
 
-/// Begins to ask; what is answered later.
+/// A client's commit that is under way.
+type Committing = tokio::task::JoinHandle<Result<(), tokio_postgres::Error>>;
+
+fn commits(site: &Site, client: Client) -> Committing {
+    let commit = async move { client.batch_execute("COMMIT").await };
+    site.runtime.spawn(commit)
+}
+
+fn ends(site: &Site, committing: Committing) {
+    let ended = site.runtime.block_on(committing);
+    ended.expect("no panic").expect("it commits");
+}
+
+/// Begins to ask; it is answered later.
 fn asks(site: &Site, token: &str) -> tokio::task::JoinHandle<Option<bool>> {
     let (conninfo, token) = (site.conninfo(), token.to_owned());
     let asking = site.runtime.spawn(async move {
@@ -64,22 +67,15 @@ fn who_asks_about_what_is_under_way_waits() {
     // One that commits, and waits for the log.
     let (client, token) = begun(&site, 2);
     site.hold_log(true);
-    let committing = site
-        .runtime
-        .spawn(async move { client.batch_execute("COMMIT").await });
+    let committing = commits(&site, client);
     let asking = asks(&site, &token);
     site.hold_log(false);
     assert_eq!(told(&site, asking), Some(true));
-    site.runtime
-        .block_on(committing)
-        .expect("no panic")
-        .expect("it commits");
+    ends(&site, committing);
     // One whose client goes away meanwhile.
     let (client, token) = begun(&site, 3);
     site.hold_log(true);
-    let committing = site
-        .runtime
-        .spawn(async move { client.batch_execute("COMMIT").await });
+    let committing = commits(&site, client);
     std::thread::sleep(Duration::from_millis(300));
     committing.abort();
     let asking = asks(&site, &token);
@@ -89,18 +85,13 @@ fn who_asks_about_what_is_under_way_waits() {
     let (client, token) = begun(&site, 4);
     let backend = value(&site, &client, "SELECT pg_backend_pid()").expect("a number");
     site.hold_log(true);
-    let committing = site
-        .runtime
-        .spawn(async move { client.batch_execute("COMMIT").await });
+    let committing = commits(&site, client);
     let asking = asks(&site, &token);
-    let ends = format!("SELECT pg_terminate_backend({backend})");
-    site.sides[site.who_serves()].server.sql(&[&ends]);
+    let kill = format!("SELECT pg_terminate_backend({backend})");
+    site.sides[site.who_serves()].server.sql(&[&kill]);
     site.hold_log(false);
     assert_eq!(told(&site, asking), Some(true));
-    site.runtime
-        .block_on(committing)
-        .expect("no panic")
-        .expect("it commits");
+    ends(&site, committing);
     assert_eq!(site.must_be_equal().rows, 3);
 }
 

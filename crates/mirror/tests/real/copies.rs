@@ -7,18 +7,9 @@ use mirror::driver::peer::Question;
 use tokio_postgres::Client;
 
 use crate::server::psql;
-use crate::site::{Site, connect, run};
+use crate::site::{Site, connect, run, value};
 
 const SCHEMA: &str = "CREATE TABLE t (id int PRIMARY KEY, a text); INSERT INTO t VALUES (1, 'a')";
-
-fn value(site: &Site, client: &Client, text: &str) -> Option<String> {
-    let rows = site.runtime.block_on(client.simple_query(text));
-    let rows = rows.unwrap_or_else(|error| panic!("{text}: {error:?}"));
-    rows.iter().find_map(|message| match message {
-        tokio_postgres::SimpleQueryMessage::Row(row) => row.get(0).map(ToOwned::to_owned),
-        _ => None,
-    })
-}
 
 fn committed(site: &Site, client: &Client, token: &str) -> Option<String> {
     let text = format!("SELECT understudy_mirror.committed('{token}')");

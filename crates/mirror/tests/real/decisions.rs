@@ -8,7 +8,7 @@ use mirror::driver::Status;
 use mirror::driver::peer::Question;
 
 use crate::server::psql;
-use crate::site::{Site, run};
+use crate::site::{Site, run, value};
 
 const SCHEMA: &str = "CREATE TABLE t (id int PRIMARY KEY, a text); INSERT INTO t VALUES (1, 'a'), (2, 'a'), (3, 'a')";
 const WRONG: &str = "UPDATE t SET a = 'wrong' WHERE id = 2";
@@ -82,23 +82,9 @@ fn a_member_that_differs_is_replaced_when_an_operator_says_so_and_kept() {
 #[test]
 fn the_member_that_differs_may_be_the_right_one() {
     let (site, standby) = differing();
-    let lost = site.runtime.block_on(async {
-        let client = crate::site::connect(&site.conninfo())
-            .await
-            .expect("let in");
-        client
-            .batch_execute("INSERT INTO t VALUES (9, 'only here')")
-            .await
-            .expect("written");
-        let row = client
-            .simple_query("SHOW understudy.transaction")
-            .await
-            .expect("told");
-        row.iter().find_map(|message| match message {
-            tokio_postgres::SimpleQueryMessage::Row(row) => row.get(0).map(ToOwned::to_owned),
-            _ => None,
-        })
-    });
+    let client = site.connect();
+    run(&site, &client, "INSERT INTO t VALUES (9, 'only here')");
+    let lost = value(&site, &client, "SHOW understudy.transaction");
     let lost = lost.expect("it has a name");
     waits(&site, standby);
     let resolved = site.keep(standby);

@@ -6,7 +6,7 @@ use mirror::driver::peer::Question;
 use tokio_postgres::error::SqlState;
 use tokio_postgres::{Client, NoTls};
 
-use crate::site::{Site, connect};
+use crate::site::{self, Site, connect};
 
 /// The other manager becomes primary.
 fn switch_over(site: &Site) {
@@ -18,14 +18,9 @@ fn switch_over(site: &Site) {
     });
 }
 
+/// The first value that a text returns; nothing in place of NULL.
 fn value(site: &Site, client: &Client, text: &str) -> String {
-    let rows = site.runtime.block_on(client.simple_query(text));
-    let rows = rows.unwrap_or_else(|error| panic!("{text}: {error:?}"));
-    let row = rows.iter().find_map(|message| match message {
-        tokio_postgres::SimpleQueryMessage::Row(row) => Some(row.get(0).unwrap_or("").to_owned()),
-        _ => None,
-    });
-    row.unwrap_or_default()
+    site::value(site, client, text).unwrap_or_default()
 }
 
 const SCHEMA: &str = "

@@ -15,7 +15,7 @@ use mirror::driver::peer::{Question, ask};
 use mirror::driver::{Open, Resolved, Status, Verdict, resolve};
 use tokio::runtime::Runtime;
 use tokio::sync::oneshot;
-use tokio_postgres::{Client, NoTls};
+use tokio_postgres::{Client, NoTls, SimpleQueryMessage};
 
 use crate::server::{Server, free_port};
 
@@ -374,4 +374,15 @@ pub async fn connect(conninfo: &str) -> Result<Client, tokio_postgres::Error> {
 pub fn run(site: &Site, client: &Client, text: &str) {
     let done = site.runtime.block_on(client.batch_execute(text));
     done.unwrap_or_else(|error| panic!("{text}: {error:?}"));
+}
+
+/// The first value that a text returns.
+#[track_caller]
+pub fn value(site: &Site, client: &Client, text: &str) -> Option<String> {
+    let rows = site.runtime.block_on(client.simple_query(text));
+    let rows = rows.unwrap_or_else(|error| panic!("{text}: {error:?}"));
+    rows.iter().find_map(|message| match message {
+        SimpleQueryMessage::Row(row) => row.get(0).map(ToOwned::to_owned),
+        _ => None,
+    })
 }

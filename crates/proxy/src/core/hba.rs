@@ -62,7 +62,7 @@ struct Rule {
 enum Channel {
     Local,
     Host {
-        /// Whether it must be encrypted, if that matters.
+        /// Encryption that the connection must have, or must not have, if that matters.
         is_encrypted: Option<bool>,
         network: Network,
     },

@@ -57,7 +57,7 @@ impl Drop for Share {
 
 /// Connections of one pool to one server that nobody has.
 pub trait Idle: Send + Sync {
-    /// When the one was used that was not used for the longest time.
+    /// Last use of the connection that has been idle for longest.
     fn oldest(&self) -> Option<Instant>;
     /// Takes that one.
     fn take_oldest(&self) -> Option<Stocked>;

@@ -225,7 +225,7 @@ async fn databases_and_users_have_settings_of_their_own() {
     assert_eq!(late.code().map(|code| code.code()), Some("57014"));
 }
 
-/// What a client began with holds for it; its transaction does not go to another pool.
+/// A client's pool stays the one that it began with; its transaction does not go to another pool.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_reload_moves_nobody_to_another_database() {
     let site = start(&format!("pool_mode = \"transaction\"\n{TABLES}")).await;

@@ -19,7 +19,7 @@ pub struct Service {
     pub directory: tempfile::TempDir,
     pub address: SocketAddr,
     pub first: Child,
-    /// What a service manager would be told.
+    /// Messages for a service manager.
     manager: UnixDatagram,
     /// The processes that were said to be the main one.
     pub mains: Vec<Pid>,

@@ -151,9 +151,14 @@ impl Guard {
         out.push(Effect::Sync);
     }
 
+    /// True if the machine ran on this host last.
+    fn ran_here(&self, record: &Record) -> bool {
+        record.active.name == self.me.name
+    }
+
     /// True if the machine may be started from this host's disk: it ran here last, and nothing that clients were told is lost.
     fn may_start(&self, record: &Record) -> bool {
-        record.active.name == self.me.name
+        self.ran_here(record)
             && (self.has(Flaw::UnsyncedStarted)
                 || record
                     .unsynced_in
@@ -167,7 +172,7 @@ impl Guard {
             Role::Looking {
                 record: Some(record),
                 ..
-            } => record.active.name == self.me.name && !self.may_start(record),
+            } => self.ran_here(record) && !self.may_start(record),
             _ => false,
         }
     }
@@ -180,8 +185,8 @@ impl Guard {
         let Role::Looking { record, .. } = &self.role else {
             return Err("this host runs the machine, or follows the host that does");
         };
-        let is_ours = |record: &Record| record.active.name == self.me.name;
-        if self.is_linked && !record.as_ref().is_some_and(is_ours) {
+        let ran_here = record.as_ref().is_some_and(|record| self.ran_here(record));
+        if self.is_linked && !ran_here {
             return Err(
                 "the other host can be reached, and the machine ran there last: start it there, or stop that host",
             );
@@ -200,7 +205,7 @@ impl Guard {
             record: Some(record),
             ..
         } = &self.role
-            && record.active.name != self.me.name
+            && !self.ran_here(record)
         {
             out.push(Effect::Send(Message::Follow(self.me.clone())));
         }

@@ -153,8 +153,7 @@ impl Engine {
         {
             text = format!("{text} ({hint})");
         }
-        tracing::error!("{text}");
-        *self.hub.trouble.lock() = Some(text);
+        self.hub.report_trouble(text);
         let ran = self.runs;
         self.destroy();
         if !ran {
@@ -221,8 +220,7 @@ impl Engine {
             return Err(error.into());
         }
         if let Some(trouble) = self.disk.as_ref().and_then(|(disk, _)| disk.take_trouble()) {
-            tracing::error!("{trouble}");
-            *self.hub.trouble.lock() = Some(trouble);
+            self.hub.report_trouble(trouble);
         }
         if self.may_make()
             && self
@@ -263,7 +261,7 @@ impl Engine {
             match disk.flush() {
             Ok(_) => hub.act(|guard, out| guard.durable(life, out)),
             // The guest's own will fail as well.
-            Err(error) => hub.is_in_trouble(format!(
+            Err(error) => hub.report_trouble(format!(
                 "the machine's disk cannot be synced: {error}. It gets no standby. What clients were told before it began to run here \
                  is on the other host's disk: stop this host, and start the machine there with understudy vm start-from-disk"
             )),
@@ -273,13 +271,12 @@ impl Engine {
     }
 
     /// Keeps the standby's disk synced, so that little is left to be when it takes over.
-    fn keep_synced(&self, disk: Arc<Disk>) {
+    fn keep_synced(&self, disk: Arc<Disk>, life: u64) {
         let hub = self.hub.clone();
-        let life = hub.look(|guard| guard.me().life);
         let sync = move || {
             while !disk.is_closed() && hub.look(|guard| guard.me().life == life) {
                 if let Err(error) = disk.flush() {
-                    hub.is_in_trouble(format!("the standby's disk cannot be synced: {error}"));
+                    hub.report_trouble(format!("the standby's disk cannot be synced: {error}"));
                     return hub.act(|guard, out| guard.standby_lost(life, out));
                 }
                 std::thread::sleep(SYNCS_EVERY);
@@ -328,7 +325,7 @@ impl Engine {
         let disk =
             Disk::create(path, bytes).map_err(system(format!("cannot make {}", path.display())))?;
         self.start(disk.clone(), Start::Incoming)?;
-        self.keep_synced(disk.clone());
+        self.keep_synced(disk.clone(), session.standby.life);
         self.mirror = Some((session, Mirror::new(disk)));
         Ok(())
     }

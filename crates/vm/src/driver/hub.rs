@@ -204,8 +204,8 @@ impl Hub {
         self.act(|guard, out| guard.tick(since_boot_ms(), out));
     }
 
-    /// Something is wrong that an operator should know.
-    pub fn is_in_trouble(&self, trouble: String) {
+    /// Tells operators what is wrong.
+    pub fn report_trouble(&self, trouble: String) {
         tracing::error!("{trouble}");
         *self.trouble.lock() = Some(trouble);
     }

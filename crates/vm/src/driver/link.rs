@@ -90,9 +90,7 @@ async fn receive(hub: &Arc<Hub>, mut stream: Boxed) -> io::Result<()> {
 /// Packets both ways, until the connection breaks. A newer one replaces it.
 async fn link(hub: &Arc<Hub>, stream: Boxed, shape: super::wire::Shape) {
     if let Some(difference) = hub.shape.differs(&shape) {
-        let trouble = format!("the other host has another machine: {difference}");
-        tracing::error!("{trouble}");
-        *hub.trouble.lock() = Some(trouble);
+        hub.report_trouble(format!("the other host has another machine: {difference}"));
         return tokio::time::sleep(GREETS_WITHIN).await;
     }
     let (peer, to_send) = Peer::new();

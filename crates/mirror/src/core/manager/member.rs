@@ -87,7 +87,7 @@ impl Manager {
     }
 
     /// The zones' log has got another name in this epoch, which is over: an operator says that the member is the right one as it is.
-    /// Whoever was primary before may not know yet that it is not any more.
+    /// The primary before may not know yet that it is deposed.
     pub fn log_renamed(&mut self, epoch: u32, log: Identity) {
         self.highest = self.highest.max(epoch);
         self.standby.log = Some(log);

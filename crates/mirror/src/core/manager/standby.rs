@@ -244,7 +244,7 @@ impl Manager {
             return self.become_foreign();
         }
         if self.is_behind && self.has_more_than(last) {
-            // It cannot be explained by what the log had, and is not made anew.
+            // The log does not explain the member, so it is not replaced.
             self.is_ahead = true;
             self.role = Role::Recovering(Why::Ahead);
         }

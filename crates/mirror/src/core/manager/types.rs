@@ -78,7 +78,7 @@ pub enum Why {
     TakingOver,
     /// The log does not have any more what its member lacks: its state must be transferred.
     Behind,
-    /// Its member answered differently. Only an operator knows which of both is right, so nothing is made anew.
+    /// Its member answered differently. Only an operator knows which of both is right, so nothing is replaced.
     Diverged,
     /// Its member has what the log has never had: it is the log of another mirror, or one that has lost something. As above.
     Ahead,

@@ -182,7 +182,7 @@ impl Roles {
     }
 }
 
-/// What `pg_dumpall` says of roles, without what would change the one that the manager itself logs in as, and without deputies.
+/// Roles as `pg_dumpall` writes them, without deputies, and without changes of the role that the manager itself logs in as.
 fn without(user: &str, roles: &str) -> String {
     let names = [user.to_owned(), escape_identifier(user)];
     let concerns = |line: &&str| {

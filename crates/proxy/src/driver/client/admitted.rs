@@ -12,7 +12,7 @@ use super::super::pool::{Held, Pool};
 pub struct Admitted {
     /// Itself, as others see it.
     pub handle: Arc<Handle>,
-    /// Where its servers come from.
+    /// Pool that its servers come from.
     pub pool: Arc<Pool>,
     /// The functions of its database.
     pub functions: Functions,

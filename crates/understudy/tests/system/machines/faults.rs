@@ -3,6 +3,7 @@
 //! Each test has a network namespace of its own, two hosts whose lines to each other and to the zones can be cut, and clients that commit
 //! all the time. In the end everything that was acknowledged is there, and tables and indexes are sound.
 
+use std::path::Path;
 use std::process::Command;
 use std::time::{Duration, Instant};
 
@@ -30,14 +31,21 @@ struct Site {
 
 /// Sets up a protected machine under load, does something to it, and looks for everything that was acknowledged.
 fn on_site(test: &str, strike: impl AsyncFnOnce(&mut Site) -> Result<()>) -> Result<()> {
+    with_site(test, async |_, mut site| {
+        strike(&mut site).await?;
+        site.verify().await
+    })
+}
+
+/// Sets up a protected machine under load, and leaves the verdict to `act`, which is told the directory.
+fn with_site(test: &str, act: impl AsyncFnOnce(&Path, Site) -> Result<()>) -> Result<()> {
     let scratch = Scratch::new(test)?;
     enter_network()?;
     let mut runtime = tokio::runtime::Builder::new_multi_thread();
     // Its threads are in this thread's network.
     runtime.enable_all().build()?.block_on(async {
-        let mut site = Site::set(&scratch).await?;
-        strike(&mut site).await?;
-        site.verify().await
+        let site = Site::set(&scratch).await?;
+        act(scratch.path(), site).await
     })?;
     scratch.succeed()
 }
@@ -185,11 +193,7 @@ fn a_standby_that_is_lost_while_it_applies_is_not_used() -> Result<()> {
 #[test]
 #[ignore = "system test: make test-vm"]
 fn an_operator_says_which_disk_counts() -> Result<()> {
-    let scratch = Scratch::new("machine-disk")?;
-    enter_network()?;
-    let mut runtime = tokio::runtime::Builder::new_multi_thread();
-    runtime.enable_all().build()?.block_on(async {
-        let mut site = Site::set(&scratch).await?;
+    with_site("machine-disk", async |directory, mut site| {
         site.pair.kill(SOUTH)?;
         site.pair.wait_alone(NORTH).await?;
         site.clients_go_on().await?;
@@ -197,7 +201,7 @@ fn an_operator_says_which_disk_counts() -> Result<()> {
         site.pair.restart(SOUTH)?;
         tokio::time::sleep(LONG).await;
         ensure!(site.status(SOUTH).await?.role == "looking");
-        let config = scratch.path().join("south-host.toml");
+        let config = directory.join("south-host.toml");
         let mut order = Command::new(program());
         order
             .args(["vm", "start-from-disk", "--config"])
@@ -213,6 +217,5 @@ fn an_operator_says_which_disk_counts() -> Result<()> {
         let found = amcheck(&site.password).await?;
         ensure!(found == "OK", "{found}");
         Ok(())
-    })?;
-    scratch.succeed()
+    })
 }

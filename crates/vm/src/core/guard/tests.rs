@@ -55,12 +55,7 @@ fn protected() -> (Guard, Session, Vec<Effect>) {
     guard.tick(1, &mut out);
     guard.read(None, &mut out);
     guard.owned(1, None, &mut out);
-    let record = |epoch, standby| Record {
-        epoch,
-        active: who("a", 1),
-        standby,
-        unsynced_in: None,
-    };
+    let record = |epoch, standby| record(epoch, who("a", 1), standby);
     guard.written(&record(1, None), &mut out);
     guard.durable(1, &mut out);
     guard.message(Message::Follow(who("b", 2)), &mut out);
@@ -74,6 +69,22 @@ fn protected() -> (Guard, Session, Vec<Effect>) {
     guard.written(&record(2, Some(who("b", 2))), &mut out);
     out.clear();
     (guard, session, out)
+}
+
+/// A standby that holds a checkpoint, and the record that names it.
+fn following() -> (Guard, Session, Record, Vec<Effect>) {
+    let mut guard = Guard::new(who("b", 2), "boot".to_owned(), rules(false), 0);
+    let mut out = Vec::new();
+    guard.tick(1, &mut out);
+    let session = Session {
+        standby: who("b", 2),
+        count: 1,
+    };
+    let named = record(2, who("a", 1), Some(who("b", 2)));
+    guard.read(Some(named.clone()), &mut out);
+    guard.message(Message::Begin(session.clone()), &mut out);
+    guard.applied(&session, Number(1), &mut out);
+    (guard, session, named, out)
 }
 
 /// The active host's disk hung for a second. It took its standby, which held everything, for lost, and had the record forget it; nobody
@@ -130,17 +141,7 @@ fn the_standby_takes_over_from_the_last_checkpoint() {
 /// forgot that, and booted from the disk.
 #[test]
 fn a_host_that_finds_its_own_record_goes_on_with_what_it_holds() {
-    let mut guard = Guard::new(who("b", 2), "boot".to_owned(), rules(false), 0);
-    let mut out = Vec::new();
-    guard.tick(1, &mut out);
-    let session = Session {
-        standby: who("b", 2),
-        count: 1,
-    };
-    let named = record(2, who("a", 1), Some(who("b", 2)));
-    guard.read(Some(named.clone()), &mut out);
-    guard.message(Message::Begin(session.clone()), &mut out);
-    guard.applied(&session, Number(1), &mut out);
+    let (mut guard, _, named, mut out) = following();
     guard.tick(1_600, &mut out);
     guard.owned(3, Some(named), &mut out);
     let own = unsynced(3);
@@ -163,13 +164,7 @@ fn nobody_follows_before_the_disk_is_durable() {
     guard.tick(1, &mut out);
     guard.read(None, &mut out);
     guard.owned(1, None, &mut out);
-    let record = Record {
-        epoch: 1,
-        active: who("a", 1),
-        standby: None,
-        unsynced_in: None,
-    };
-    guard.written(&record, &mut out);
+    guard.written(&record(1, who("a", 1), None), &mut out);
     out.clear();
     guard.message(Message::Follow(who("b", 2)), &mut out);
     guard.durable(7, &mut out);
@@ -210,19 +205,9 @@ fn a_disk_that_lost_what_was_not_synced_is_not_started_from_before_an_operator_s
 
 #[test]
 fn nobody_follows_before_the_record_says_that_the_disk_is_synced() {
-    let mut guard = Guard::new(who("b", 2), "boot".to_owned(), rules(false), 0);
-    let mut out = Vec::new();
-    guard.tick(1, &mut out);
-    let session = Session {
-        standby: who("b", 2),
-        count: 1,
-    };
-    guard.read(Some(record(2, who("a", 1), None)), &mut out);
-    guard.message(Message::Begin(session.clone()), &mut out);
-    guard.applied(&session, Number(1), &mut out);
+    let (mut guard, session, named, mut out) = following();
     guard.message(Message::TakeOver(session), &mut out);
     assert!(out.contains(&Effect::Sync));
-    let named = record(2, who("a", 1), Some(who("b", 2)));
     guard.owned(3, Some(named), &mut out);
     guard.written(&unsynced(3), &mut out);
     guard.durable(2, &mut out);

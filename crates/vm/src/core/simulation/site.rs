@@ -58,7 +58,7 @@ pub struct Site {
     runs: bool,
     /// When it began to run.
     pub runs_since: u64,
-    /// What is read from the disk, and what of it survives a power failure.
+    /// The disk as it is read, and the part of it that survives a power failure.
     disk: BTreeMap<u64, Contents>,
     synced: BTreeMap<u64, Contents>,
     /// Counts power failures.
@@ -380,7 +380,7 @@ impl World {
         }
     }
 
-    /// What the disk holds is durable by now.
+    /// The disk is durable by now.
     pub fn flush(&mut self, at: usize) {
         let site = &mut self.sites[at];
         if !site.is_alive() {
