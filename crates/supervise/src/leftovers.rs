@@ -88,6 +88,23 @@ fn noted(run: &Path) -> Option<(Pid, u64)> {
     Some((Pid::from_raw(pid.parse().ok()?), began.parse().ok()?))
 }
 
+/// Stops the processes of a server as they are (SIGSTOP), or lets them go on (SIGCONT). Blocks until all have been told,
+/// those too that were started meanwhile; one that hangs in the kernel stops when it leaves there.
+pub fn signal_all(server: &Server, wanted: Signal) {
+    let mut told = BTreeSet::new();
+    loop {
+        let found = members(None, server);
+        let news: Vec<Pid> = found.difference(&told).copied().collect();
+        if news.is_empty() {
+            return;
+        }
+        for pid in news {
+            signal(pid, wanted);
+            told.insert(pid);
+        }
+    }
+}
+
 /// Kills `first`, its descendants and whoever else of the server works in its data directory, and waits for
 /// their end.
 pub(crate) fn kill_tree(first: Option<Pid>, server: &Server) -> Result<usize> {
@@ -276,6 +293,39 @@ mod tests {
         fs::create_dir(pid_file(run.path())).unwrap();
         assert!(note(run.path(), Pid::this()).is_err());
         assert!(noted(run.path()).is_none());
+    }
+
+    #[test]
+    fn a_server_stops_and_goes_on_with_all_its_children() {
+        let data = tempfile::tempdir().unwrap();
+        let server = Server {
+            program: "sh".to_owned(),
+            data: data.path().canonicalize().unwrap(),
+        };
+        let mut shell = std::process::Command::new("sh")
+            .args(["-c", "sleep 60 & wait"])
+            .current_dir(&server.data)
+            .spawn()
+            .unwrap();
+        let states = || {
+            let all = members(None, &server).into_iter();
+            all.map(|pid| stat(pid).unwrap().1[0].clone())
+                .collect::<Vec<_>>()
+        };
+        let deadline = Instant::now() + DIES_WITHIN;
+        let mut wait_for = |wanted: &str| {
+            while states() != [wanted, wanted] {
+                assert!(Instant::now() < deadline, "{:?}, not {wanted}", states());
+                std::thread::sleep(Duration::from_millis(5));
+            }
+        };
+        wait_for("S");
+        signal_all(&server, Signal::SIGSTOP);
+        wait_for("T");
+        signal_all(&server, Signal::SIGCONT);
+        wait_for("S");
+        kill_tree(None, &server).unwrap();
+        shell.wait().unwrap();
     }
 
     #[test]

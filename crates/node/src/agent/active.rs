@@ -4,8 +4,8 @@
 //! mount aborted; a PostgreSQL that died is told at once; a handover or a stop stops cleanly, seals and
 //! tells. Asked to restart it goes on afterwards ([`restart`]).
 //!
-//! Cut off from a majority it stalls: writes and syncs wait in the storage handle, beats too. It
-//! goes on if its epoch still stands.
+//! Cut off from a majority it stalls: writes and syncs wait in the storage handle, beats too, and its
+//! PostgreSQL answers nobody ([`freezer`]). It goes on if its epoch still stands.
 
 mod announced;
 mod answering;
@@ -13,6 +13,7 @@ mod beating;
 mod configuring;
 mod exchanging;
 mod first_checkpoint;
+mod freezer;
 mod group_commit;
 mod leaving;
 mod ordering;
@@ -44,6 +45,7 @@ use volume::active::ActiveView;
 use volume::view::View;
 
 use self::announced::AnnouncedLog;
+use self::freezer::Freezer;
 use self::leaving::Word;
 pub(crate) use self::ordering::LogOrder;
 use self::restart::Restarted;
@@ -117,6 +119,8 @@ impl Active {
         let configuring = configuring::Told::default();
         let (state, beaten, beats) = self.beat(context, &announced, &configuring);
         drop(self.pulse.take());
+        // Until nothing is left of PostgreSQL.
+        let _freezer = Freezer::start(context, self.postgres.options(), beaten.clone());
         let announcing = self.announce(context, &announced);
         let retained = claims::Told::default();
         let keeper = Keeper {

@@ -36,6 +36,7 @@ mod stage;
 mod starts;
 mod steps;
 mod transactions;
+mod unproved;
 mod upgrade;
 mod verbs;
 mod versions;

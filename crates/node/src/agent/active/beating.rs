@@ -59,7 +59,7 @@ impl Active {
 }
 
 struct Beating {
-    /// When the last beat was written.
+    /// When the writing of the last beat that arrived began: the epoch still stood then.
     beaten: watch::Sender<Instant>,
     storage: Arc<dyn Storage>,
     view: Arc<ActiveView>,
@@ -87,8 +87,9 @@ impl Beating {
             self.next.synced_lsn = synced.end;
             self.next.timeline = synced.timeline.0;
             self.next.journal_synced = self.view.journal_synced().0;
+            let began = Instant::now();
             match self.next.store(self.storage.as_ref()).await {
-                Ok(()) => drop(self.beaten.send_replace(Instant::now())),
+                Ok(()) => drop(self.beaten.send_replace(began)),
                 Err(error) => tracing::info!(%error, "heartbeat not written"),
             }
             self.next.counter += 1;

@@ -129,7 +129,7 @@ impl Active {
     ) -> &'static str {
         tokio::select! {
             () = self.storage.fenced() => "another node owns the volume",
-            () = silent(beaten, patience) => "the zones do not answer",
+            () = silent(beaten, || patience) => "the zones do not answer",
         }
     }
 
@@ -155,9 +155,9 @@ impl Active {
 }
 
 /// Waits until no heartbeat was written for so long.
-async fn silent(beaten: &watch::Receiver<Instant>, patience: Duration) {
+pub(super) async fn silent(beaten: &watch::Receiver<Instant>, patience: impl Fn() -> Duration) {
     loop {
-        let end = *beaten.borrow() + patience;
+        let end = *beaten.borrow() + patience();
         if Instant::now() >= end {
             return;
         }
@@ -176,9 +176,9 @@ mod tests {
     async fn a_stop_is_hopeless_once_beats_have_stayed_away_for_long() {
         let (beats, beaten) = watch::channel(Instant::now());
         let hour = Duration::from_secs(3600);
-        assert_eq!(silent(&beaten, hour).now_or_never(), None);
-        assert_eq!(silent(&beaten, Duration::ZERO).now_or_never(), Some(()));
+        assert_eq!(silent(&beaten, || hour).now_or_never(), None);
+        assert_eq!(silent(&beaten, || Duration::ZERO).now_or_never(), Some(()));
         beats.send_replace(Instant::now() + hour);
-        assert_eq!(silent(&beaten, Duration::ZERO).now_or_never(), None);
+        assert_eq!(silent(&beaten, || Duration::ZERO).now_or_never(), None);
     }
 }
