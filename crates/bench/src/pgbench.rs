@@ -229,6 +229,7 @@ pub(super) async fn run_pgbench(
     let output = Command::new(bin.join("pgbench"))
         .args(arguments)
         .args(server.arguments())
+        .envs(server.environment())
         .arg(&server.database)
         .stdin(Stdio::null())
         .kill_on_drop(true)

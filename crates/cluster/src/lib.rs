@@ -53,6 +53,7 @@ use nix::unistd::Pid;
 
 use crate::clients::schema::{Server, any_writable};
 use credentials::Credentials;
+use dax::credentials::write_new;
 use process::{Kill, Process};
 pub use settings::{NodeSettings, Options};
 use store::Network;
@@ -167,12 +168,18 @@ impl Cluster {
     pub async fn init(&self) -> anyhow::Result<()> {
         let first = self.settings.first().context("a cluster has a node")?;
         let config = first.config.display().to_string();
-        // As the stock server of the benchmark: whoever can reach this machine's loopback may connect.
         let own = self.options.init_arguments.iter().map(String::as_str);
         let mut arguments = vec!["init", "--config", &config];
         arguments.extend(own);
-        if self.options.engine.is_none() {
-            arguments.extend(["--", "--auth-host=trust"]);
+        let file = self.options.password_file();
+        let shown = file.display().to_string();
+        match &self.options.password {
+            _ if self.options.engine.is_some() => {}
+            Some(password) => {
+                write_new(&file, password)?;
+                arguments.extend(["--password-file", &shown]);
+            }
+            None => arguments.extend(["--", "--auth-host=trust"]),
         }
         self.run(&arguments).await.map(drop)
     }

@@ -129,7 +129,7 @@ impl Mirror {
             let name = member_name(at);
             let mut parameters = options.parameters.clone();
             if options.sites.is_some() {
-                parameters.push(("hba_file".to_owned(), hba_file(&options.dir)?));
+                parameters.push(("hba_file".to_owned(), hba_file(&options.dir, "trust")?));
             }
             let place = Place {
                 address: options.address_of(&name),

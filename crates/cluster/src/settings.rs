@@ -58,6 +58,8 @@ pub struct Options {
     /// Network namespaces that the nodes live in, and zone servers whose names ("zone-1", ...) are among
     /// them; the others are at their centre. Without, everything is at 127.0.0.1.
     pub sites: Option<Arc<Sites>>,
+    /// The superuser's password, by which everybody logs in with SCRAM; whoever can connect may, if there is none.
+    pub password: Option<String>,
     /// True if zones and nodes talk over TLS, as they must between machines. Needed with `sites`.
     pub tls: bool,
 }
@@ -66,6 +68,9 @@ pub struct Options {
 const EVERYWHERE_MEMORY: &str = "UNDERSTUDY_TEST_MEMORY";
 /// The same of `[storage]`.
 const EVERYWHERE_STORAGE: &str = "UNDERSTUDY_TEST_STORAGE";
+
+/// Of a database that is gone in a minute.
+const PASSWORD: &str = "demo";
 
 const LOOPBACK: Ipv4Addr = Ipv4Addr::LOCALHOST;
 
@@ -98,6 +103,7 @@ impl Options {
             volume: VOLUME.to_owned(),
             network: None,
             sites: None,
+            password: Some(PASSWORD.to_owned()),
             tls: false,
         }
     }
@@ -120,6 +126,11 @@ impl Options {
         let wrapper = self.wrappers.iter().find(|(member, _)| member == name);
         let wrapper = wrapper.map(|(_, words)| words.clone());
         [site, wrapper].into_iter().flatten().flatten().collect()
+    }
+
+    /// The file with the superuser's password.
+    pub(super) fn password_file(&self) -> PathBuf {
+        self.dir.join("postgres.password")
     }
 
     /// Where the logs of all processes are.
@@ -166,6 +177,8 @@ pub struct NodeSettings {
     pub port: u16,
     /// Where its HTTP interface listens.
     pub rest_port: u16,
+    /// The superuser's password, if there is one.
+    pub password: Option<String>,
 }
 
 impl NodeSettings {
@@ -183,6 +196,7 @@ impl NodeSettings {
             address: options.address_of(name),
             port: ports::free()?,
             rest_port: ports::free()?,
+            password: options.password.clone(),
         };
         let text = text(options, &node, (zone_ports, credentials), ports::free()?);
         std::fs::write(&node.config, text)
@@ -197,6 +211,7 @@ impl NodeSettings {
             port: self.port,
             user: "postgres".into(),
             database: "postgres".into(),
+            password: self.password.clone(),
         }
     }
 }

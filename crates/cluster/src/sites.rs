@@ -278,9 +278,10 @@ pub fn one_way(round_trips_ms: [f64; 3], from: usize, to: usize) -> Duration {
 ///
 /// # Errors
 /// It cannot be written.
-pub fn hba_file(dir: &Path) -> anyhow::Result<String> {
+pub fn hba_file(dir: &Path, method: &str) -> anyhow::Result<String> {
     let path = dir.join("pg_hba.conf");
-    let lines = "local all all trust\nhost all all all trust\nlocal replication all trust\n";
+    let lines =
+        format!("local all all trust\nhost all all all {method}\nlocal replication all trust\n");
     std::fs::write(&path, lines).with_context(|| format!("cannot write {}", path.display()))?;
     Ok(path.display().to_string())
 }

@@ -201,6 +201,7 @@ impl Stock {
             port: self.port,
             user: "postgres".into(),
             database: "postgres".into(),
+            password: None,
         }
     }
 

@@ -232,7 +232,7 @@ fn settings(
         }
     }
     let parameters = [
-        ("hba_file", sites::hba_file(&options.dir)?),
+        ("hba_file", sites::hba_file(&options.dir, "scram-sha-256")?),
         // Pages leave all the time, and every takeover is near a checkpoint.
         ("shared_buffers", "16MB".into()),
         ("checkpoint_timeout", "30s".into()),
@@ -259,6 +259,7 @@ impl Clients {
             clients: 4,
             scale: SCALE,
             rate: Some(rate * 0.5),
+            half_connect: true,
             seed,
             timeout: Duration::from_secs(10),
             connect_within: Duration::from_millis(1_500),

@@ -73,6 +73,7 @@ impl Workload {
             .arg("--file")
             .arg(&self.script)
             .args(server.arguments())
+            .envs(server.environment())
             .stdin(Stdio::null())
             .kill_on_drop(true);
         command

@@ -54,7 +54,7 @@ impl Stage {
         settings.tls = true;
         settings.nodes = nodes;
         settings.sites = Some(Arc::clone(&places));
-        settings.parameters = vec![("hba_file".into(), sites::hba_file(&dir)?)];
+        settings.parameters = vec![("hba_file".into(), sites::hba_file(&dir, "scram-sha-256")?)];
         let mut load = load::Options {
             clients: options.clients,
             scale: options.scale,

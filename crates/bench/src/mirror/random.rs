@@ -116,6 +116,7 @@ async fn written(server: &Server, seed: u32) -> anyhow::Result<Vec<String>> {
         port,
         user,
         database,
+        ..
     } = server;
     let output = Command::new("sqlsmith")
         .arg(format!(

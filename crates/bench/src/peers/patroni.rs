@@ -159,6 +159,7 @@ impl Patroni {
             port: POSTGRES_PORT,
             user: "postgres".into(),
             database: "postgres".into(),
+            password: None,
         }
     }
 }

@@ -206,7 +206,7 @@ pub(super) fn open_parameters(
     dir: &Path,
 ) -> anyhow::Result<Vec<(String, String)>> {
     let mut all = parameters(options);
-    all.push(("hba_file".to_owned(), sites::hba_file(dir)?));
+    all.push(("hba_file".to_owned(), sites::hba_file(dir, "trust")?));
     Ok(all)
 }
 

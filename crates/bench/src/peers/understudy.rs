@@ -36,6 +36,8 @@ impl Understudy {
     ) -> anyhow::Result<Understudy> {
         let (standby, ordered) = (kind != Kind::Cold, kind == Kind::Ordered);
         let mut settings = cluster::Options::new(dir, &options.bin, &options.understudy);
+        // As the servers and poolers that are compared with.
+        settings.password = None;
         settings.nodes = vec![NORTH.to_owned(), SOUTH.to_owned()];
         settings.sites = Some(Arc::clone(&machines.sites));
         // Between machines it insists on that.

@@ -202,6 +202,8 @@ async fn start_pinned(options: &Options) -> anyhow::Result<Cluster> {
 async fn start(options: &Options, dir: &Path, nodes: &[String]) -> anyhow::Result<Cluster> {
     std::fs::create_dir(dir)?;
     let mut settings = cluster::Options::new(dir, &options.bin, &options.understudy);
+    // As the servers and poolers that are compared with.
+    settings.password = None;
     settings.nodes = nodes.to_vec();
     let set = |name: &str, value: &str| (name.to_owned(), value.to_owned());
     settings.parameters = vec![

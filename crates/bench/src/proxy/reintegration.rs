@@ -172,6 +172,7 @@ fn start(
         .args(arguments)
         .args(["--progress=1", &format!("--time={}", time.as_secs())])
         .args(server.arguments())
+        .envs(server.environment())
         .arg(&server.database)
         .stdin(Stdio::null())
         .stdout(Stdio::null())

@@ -99,6 +99,7 @@ async fn copy(options: &Options, server: &Server, to: &Path) -> anyhow::Result<(
         .args(["--checkpoint", "fast", "--pgdata"])
         .arg(to)
         .args(server.arguments())
+        .envs(server.environment())
         .stdin(Stdio::null())
         .kill_on_drop(true)
         .output()

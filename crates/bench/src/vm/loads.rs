@@ -82,10 +82,9 @@ fn postgresql(password: &str) -> Config {
         port: POSTGRESQL,
         user: "postgres".to_owned(),
         database: "postgres".to_owned(),
+        password: Some(password.to_owned()),
     };
-    let mut config = server.config();
-    config.password(password);
-    config
+    server.config()
 }
 
 fn mariadb() -> anyhow::Result<mysql::Server> {

@@ -45,6 +45,8 @@ pub struct Options {
     pub connect_within: Duration,
     /// Transactions a second of all clients together, if limited.
     pub rate: Option<f64>,
+    /// Every second client connects for each of its transactions.
+    pub half_connect: bool,
     /// Each client's transactions are numbered from the next one on: two loads of the same tables must
     /// not use the same numbers.
     pub numbered_after: i64,
@@ -60,6 +62,7 @@ impl Default for Options {
             timeout: Duration::from_secs(30),
             connect_within: Duration::from_secs(3),
             rate: None,
+            half_connect: false,
             numbered_after: 0,
         }
     }
@@ -95,6 +98,11 @@ impl Failure {
 }
 
 impl Shared {
+    /// True if this client connects for each of its transactions.
+    fn connects(&self, client: i32) -> bool {
+        self.options.half_connect && client % 2 == 0
+    }
+
     fn note_failure(&self, failure: Failure) {
         let code = failure.code.unwrap_or_else(|| NO_ANSWER.to_owned());
         *self.errors.lock().entry(code).or_default() += 1;
@@ -283,7 +291,7 @@ async fn use_session<W: Work>(
             began,
             ended: shared.clock.now(),
         });
-        if outcome != Outcome::Acknowledged {
+        if outcome != Outcome::Acknowledged || shared.connects(client) {
             return;
         }
     }

@@ -19,6 +19,8 @@ pub struct Server {
     pub user: String,
     /// Database.
     pub database: String,
+    /// The role's password, if it is asked for one.
+    pub password: Option<String>,
 }
 
 impl Server {
@@ -31,7 +33,16 @@ impl Server {
             .user(&self.user)
             .dbname(&self.database)
             .connect_timeout(std::time::Duration::from_secs(3));
+        if let Some(password) = &self.password {
+            config.password(password);
+        }
         config
+    }
+
+    /// What PostgreSQL's programs find the password by.
+    pub fn environment(&self) -> Option<(&'static str, &str)> {
+        let password = self.password.as_deref()?;
+        Some(("PGPASSWORD", password))
     }
 
     /// `-h host -p port -U user`, as PostgreSQL's programs take it.
@@ -50,6 +61,9 @@ pub fn any_writable(servers: &[Server]) -> tokio_postgres::Config {
     }
     if let Some(first) = servers.first() {
         config.user(&first.user).dbname(&first.database);
+        if let Some(password) = &first.password {
+            config.password(password);
+        }
     }
     config
         .target_session_attrs(tokio_postgres::config::TargetSessionAttrs::ReadWrite)
@@ -87,6 +101,7 @@ pub async fn create(bin: &Path, server: &Server, scale: u32) -> anyhow::Result<(
     let output = Command::new(&pgbench)
         .args(["--initialize", "--quiet", "--scale", &scale.to_string()])
         .args(server.arguments())
+        .envs(server.environment())
         .arg(&server.database)
         .stdin(std::process::Stdio::null())
         .kill_on_drop(true)

@@ -169,6 +169,7 @@ pub async fn amcheck(bin: &Path, server: &Server) -> anyhow::Result<Check> {
     let output = Command::new(&program)
         .args(["--install-missing", "--heapallindexed", "--parent-check"])
         .args(server.arguments())
+        .envs(server.environment())
         .arg(&server.database)
         .stdin(Stdio::null())
         .kill_on_drop(true)

@@ -178,6 +178,7 @@ impl Loads {
             scale: options.scale,
             seed: options.seed,
             numbered_after,
+            half_connect: true,
             ..load::Options::default()
         };
         let simple = group(half, SECOND_LOAD);

@@ -284,6 +284,7 @@ fn load_options(options: &Options) -> load::Options {
         clients: options.clients,
         scale: options.scale,
         seed: options.seed,
+        half_connect: true,
         ..load::Options::default()
     }
 }

@@ -47,7 +47,8 @@ pub fn base_backup(stage: &Stage, node: &str, data: &Path) -> Result<()> {
         .args(["-h", "127.0.0.1", "-U", "postgres"])
         .args(["-X", "stream", "-c", "fast"])
         .args(["-p", &server.port.to_string(), "-D"])
-        .arg(data);
+        .arg(data)
+        .envs(server.environment());
     succeeded(backup).map(drop)
 }
 
@@ -70,6 +71,7 @@ impl Elsewhere {
                 port: ports::free()?,
                 user: "postgres".to_owned(),
                 database: "postgres".to_owned(),
+                password: stage.cluster.options().password.clone(),
             },
         };
         let options = format!(

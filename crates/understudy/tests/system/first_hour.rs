@@ -6,6 +6,7 @@ use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, ensure};
+use cluster::clients::schema::Server;
 use cluster::clients::session::connect;
 use serde_json::Value;
 
@@ -66,14 +67,13 @@ async fn backup_starts_elsewhere(stage: &Stage, active: &str) -> Result<()> {
     let data = open_directory(stage.path(), "elsewhere")?.join("data");
     base_backup(stage, active, &data)?;
     let elsewhere = Elsewhere::start(stage, &data).await?;
-    let (rows, connections) = ask_backup(elsewhere.server.port).await?;
+    let (rows, connections) = ask_backup(&elsewhere.server).await?;
     ensure!(rows > 0 && connections == OWN.1, "{rows}, {connections}");
     Ok(())
 }
 
-async fn ask_backup(port: u16) -> Result<(i64, String)> {
-    let config = format!("host=127.0.0.1 port={port} user=postgres dbname=postgres").parse()?;
-    let client = connect(&config).await?;
+async fn ask_backup(backup: &Server) -> Result<(i64, String)> {
+    let client = connect(&backup.config()).await?;
     let rows = client
         .query_one("SELECT count(*) FROM understudy_ledger", &[])
         .await?;

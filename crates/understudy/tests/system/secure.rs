@@ -196,6 +196,7 @@ fn psql(stage: &Stage, node: &str, arguments: &[&str], sql: &str) -> Result<std:
     command
         .args(arguments)
         .args(["--", "-XAtc", sql])
+        .envs(stage.cluster.server(node)?.environment())
         .stdin(Stdio::null());
     command.output().context("understudy cannot be run")
 }

@@ -108,6 +108,7 @@ impl Stage {
             clients: 4,
             scale: SCALE,
             rate: Some(COMMITS_PER_SECOND),
+            half_connect: true,
             ..load::Options::default()
         };
         let application = self.cluster.any_writable();
