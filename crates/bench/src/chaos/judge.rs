@@ -8,17 +8,21 @@ use cluster::clients::history::{History, Outcome};
 use cluster::clients::schema::Server;
 use cluster::clients::session::connect;
 use cluster::clients::verify::{self, Check};
+use cluster::stock::Stock;
 use serde::Serialize;
 use serde_json::Value;
 
 use super::Options;
+use super::check::applications::Deed;
 use super::check::lists::{Lists, Transaction};
 use super::check::numbers::Drawn;
 use super::check::prepared::Prepared;
 use super::check::readers::Snapshot;
 use super::check::strong::StrongRead;
-use super::check::{lists, numbers, prepared, readers, strong};
-use super::clients::{lists as appenders, numbers as drawers, prepared as coordinators};
+use super::check::{applications, lists, numbers, prepared, readers, strong};
+use super::clients::{
+    applications as apps, lists as appenders, numbers as drawers, prepared as coordinators,
+};
 use super::report::{Counts, Report};
 use super::stage::{Clients, Stage};
 
@@ -64,6 +68,7 @@ struct Told {
     prepared: Vec<Prepared>,
     snapshots: Vec<Snapshot>,
     strong: Vec<StrongRead>,
+    deeds: Vec<Deed>,
     ddl_rounds: u64,
 }
 
@@ -71,12 +76,13 @@ impl Clients {
     /// Lets every client finish what it is at; if some cannot, which.
     async fn stop(self) -> Result<Told, String> {
         let snapshots = self.readers.take();
-        let (transfers, lists, numbers, prepared, strong, ddl_rounds) = tokio::join!(
+        let (transfers, lists, numbers, prepared, strong, deeds, ddl_rounds) = tokio::join!(
             within("transfers", self.transfers.stop()),
             within("appends", self.lists.stop()),
             within("numbers", self.numbers.stop()),
             within("prepared transactions", self.prepared.stop()),
             within("strong reads", self.strong.stop()),
+            within("applications", self.applications.stop()),
             within("table changes", self.churn.stop())
         );
         Ok(Told {
@@ -86,6 +92,7 @@ impl Clients {
             prepared: prepared?,
             snapshots,
             strong: strong?,
+            deeds: deeds?,
             ddl_rounds: ddl_rounds?,
         })
     }
@@ -110,6 +117,7 @@ pub(super) async fn report(
         roles,
         orders,
         mut proxy,
+        remote,
         mut cluster,
         disks,
         sites,
@@ -150,7 +158,7 @@ pub(super) async fn report(
         Ok(told) => {
             report.counts = counts(&told);
             report.outages_ms = outages(&told.transfers, end);
-            let judged = judge(options, &mut cluster, &told, &mut report).await;
+            let judged = judge(options, (&mut cluster, &remote), &told, &mut report).await;
             match judged {
                 Ok(found) => checks.extend(found),
                 Err(error) => checks.push(failed("the database answers", format!("{error:#}"))),
@@ -194,6 +202,7 @@ fn counts(told: &Told) -> Counts {
         prepared: told.prepared.len() as u64,
         snapshots: told.snapshots.len() as u64,
         strong_reads: told.strong.len() as u64,
+        deeds: told.deeds.len() as u64,
         ddl_rounds: told.ddl_rounds,
     }
 }
@@ -213,7 +222,7 @@ fn outages(history: &History, end: Offset) -> Vec<u64> {
 
 async fn judge(
     options: &Options,
-    cluster: &mut cluster::Cluster,
+    (cluster, remote): (&mut cluster::Cluster, &Stock),
     told: &Told,
     report: &mut Report,
 ) -> anyhow::Result<Vec<Check>> {
@@ -245,6 +254,19 @@ async fn judge(
         "strong reads through the proxy miss nothing that anybody was told before",
         &strong,
         format!("{} reads", told.strong.len()),
+    ));
+    let rows_of_applications = (
+        apps::rows(&client).await?,
+        apps::remote_rows(&remote.server()).await?,
+    );
+    checks.push(check(
+        "applications through the proxy are told the truth, and see no other tenant",
+        &applications::check(
+            &told.deeds,
+            &rows_of_applications.0,
+            &rows_of_applications.1,
+        ),
+        format!("{} deeds", told.deeds.len()),
     ));
     checks.push(check(
         "numbers of a sequence are given once, in order",

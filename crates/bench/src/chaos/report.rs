@@ -44,6 +44,7 @@ pub(super) struct Counts {
     pub prepared: u64,
     pub snapshots: u64,
     pub strong_reads: u64,
+    pub deeds: u64,
     pub ddl_rounds: u64,
 }
 

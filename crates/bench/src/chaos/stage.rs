@@ -14,10 +14,12 @@ use cluster::clients::session::connect;
 use cluster::disk::Disk;
 use cluster::proxy::Proxy;
 use cluster::sites::{self, Sites};
+use cluster::stock::{Place, Stock};
 use nix::unistd::Pid;
 use tokio::task::JoinSet;
 
 use super::clients::SCHEMA;
+use super::clients::applications::{self, Applications};
 use super::clients::lists::Appenders;
 use super::clients::numbers::Drawers;
 use super::clients::prepared::Coordinators;
@@ -42,6 +44,15 @@ const STRONG_READERS: usize = 2;
 /// pgbench's scale.
 const SCALE: u32 = 1;
 
+/// Lines of the proxy's configuration. A second name of the database has the other pool mode.
+const PROXY: [&str; 5] = [
+    "[reads]",
+    "mode = \"strong\"",
+    "[databases.pooled]",
+    "dbname = \"postgres\"",
+    "pool_mode = \"transaction\"",
+];
+
 /// Everybody who uses the database.
 pub(super) struct Clients {
     pub transfers: Load,
@@ -50,6 +61,7 @@ pub(super) struct Clients {
     pub prepared: Coordinators,
     pub readers: Readers,
     pub strong: StrongReaders,
+    pub applications: Applications,
     pub churn: Churn,
 }
 
@@ -59,6 +71,8 @@ pub(super) struct Stage {
     pub roles: Roles,
     pub orders: JoinSet<()>,
     pub proxy: Proxy,
+    /// Where the applications have a foreign table. Nothing strikes it.
+    pub remote: Stock,
     pub cluster: Cluster,
     pub disks: Vec<Disk>,
     pub sites: Arc<Sites>,
@@ -121,18 +135,19 @@ impl Stage {
         schema::create(&options.bin, &server, SCALE).await?;
         let client = connect(&server.config()).await?;
         client.batch_execute(SCHEMA).await?;
+        let remote = remote(options, &sites).await?;
+        applications::create(&server, &remote.server()).await?;
         client.batch_execute("CHECKPOINT").await?;
         cluster.start_others().await?;
         let clock = Clock::start();
         let nodes = nodes(&cluster)?;
-        let proxy = cluster
-            .start_proxy(&["[reads]", "mode = \"strong\""])
-            .await?;
+        let proxy = cluster.start_proxy(&PROXY).await?;
         Ok(Stage {
             clients: Clients::start(options, &cluster, &proxy, clock)?,
             roles: Roles::watch(nodes),
             orders: JoinSet::new(),
             proxy,
+            remote,
             cluster,
             disks,
             sites,
@@ -197,6 +212,18 @@ impl Stage {
             Member::Zone(at) => self.cluster.zone_process(usize::from(at) + 1),
         }
     }
+}
+
+/// A server of its own, at the centre.
+async fn remote(options: &Options, sites: &Sites) -> anyhow::Result<Stock> {
+    let dir = options.dir.join("remote");
+    std::fs::create_dir_all(&dir)?;
+    let parameters = vec![("hba_file".to_owned(), sites::hba_file(&dir, "trust")?)];
+    let place = Place {
+        address: sites.centre(),
+        wrapper: Vec::new(),
+    };
+    Stock::start_at(place, &dir.join("server"), &options.bin, parameters).await
 }
 
 /// Every node with the connection string for it alone.
@@ -284,6 +311,7 @@ impl Clients {
             prepared: Coordinators::start(application.clone(), 3, rate * 0.1, seed),
             readers,
             strong,
+            applications: Applications::start(proxy.server(), rate * 0.2, clock),
             churn: Churn::paced(application, Some(rate / 120.0)),
         })
     }

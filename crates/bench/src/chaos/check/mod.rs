@@ -3,6 +3,7 @@
 //! Invariant: a checker looks at nothing but histories. What a client was not told may have happened or
 //! not, and may still happen until the end; what it was told did happen before it was told.
 
+pub(super) mod applications;
 pub(super) mod lists;
 pub(super) mod numbers;
 pub(super) mod prepared;

@@ -4,6 +4,7 @@
 //! to commit, or what the server said it rolled back. Clients know nothing of faults: they have a connection string
 //! with all nodes, and connect again when their connection breaks.
 
+pub(super) mod applications;
 pub(super) mod lists;
 pub(super) mod numbers;
 pub(super) mod prepared;
