@@ -25,7 +25,9 @@ use super::dial::{DialError, Dialer};
 const VALID: Duration = Duration::from_secs(30);
 /// It is not looked up again sooner than this, however often it turns out to be wrong.
 const LEARN_EVERY: Duration = Duration::from_secs(1);
-/// How long the first client of a database waits for them.
+/// How often it is looked whether they are known for the first time.
+const LOOK_AGAIN: Duration = Duration::from_millis(10);
+/// How long the first clients of a database wait for them.
 const PATIENCE: Duration = Duration::from_secs(2);
 /// How long it may take to answer.
 const ANSWER_TIMEOUT: Duration = Duration::from_secs(5);
@@ -66,12 +68,21 @@ pub enum CatalogError {
 pub type Functions = Arc<RwLock<Arc<Catalog>>>;
 
 /// The same, and since when.
-#[derive(Default)]
 struct Known {
     functions: Functions,
     asked: Option<Instant>,
     /// It is asked for once more in a moment.
     is_due: Arc<AtomicBool>,
+}
+
+impl Default for Known {
+    fn default() -> Known {
+        Known {
+            functions: Arc::new(RwLock::new(Arc::new(Catalog::unread()))),
+            asked: None,
+            is_due: Arc::default(),
+        }
+    }
 }
 
 /// How the proxy logs in for itself. Clones share it.
@@ -140,22 +151,21 @@ impl Catalogs {
         }
     }
 
-    /// The functions of a database. The first to ask waits for the answer, but not for long.
+    /// The functions of a database. Whoever asks before they are known waits for that, but not for long.
     pub async fn of(&self, database: &str) -> Functions {
-        let (functions, is_first, is_old) = self.look(database, VALID);
-        if is_old {
-            let learning = self.learn(database, &functions);
-            if is_first {
-                // Without an answer functions are taken for volatile.
-                let _ = tokio::time::timeout(PATIENCE, learning).await;
+        let deadline = Instant::now() + PATIENCE;
+        loop {
+            let functions = self.now(database);
+            if !functions.read().is_unread || Instant::now() >= deadline {
+                return functions;
             }
+            tokio::time::sleep(LOOK_AGAIN).await;
         }
-        functions
     }
 
-    /// The same without waiting: functions are taken for volatile until they are known.
+    /// The same without waiting: functions may do anything until they are known.
     pub fn now(&self, database: &str) -> Functions {
-        let (functions, _, is_old) = self.look(database, VALID);
+        let (functions, is_old) = self.look(database, VALID);
         if is_old {
             self.learn(database, &functions);
         }
@@ -164,7 +174,7 @@ impl Catalogs {
 
     /// What is known of the functions of a database is wrong.
     pub fn learn_again(&self, database: &str) {
-        let (functions, _, is_old) = self.look(database, LEARN_EVERY);
+        let (functions, is_old) = self.look(database, LEARN_EVERY);
         if is_old {
             self.learn(database, &functions);
             return;
@@ -202,16 +212,19 @@ impl Catalogs {
         ))
     }
 
-    /// What is known, whether nobody has asked before, and whether to ask, which is if nobody has for so long.
-    fn look(&self, database: &str, valid: Duration) -> (Functions, bool, bool) {
+    /// What is known, and true if it is to be asked for: nobody has for so long.
+    fn look(&self, database: &str, valid: Duration) -> (Functions, bool) {
         let mut all = self.known.lock();
         let known = all.entry(database.to_owned()).or_default();
-        let is_first = known.asked.is_none();
+        let valid = match known.functions.read().is_unread {
+            true => LEARN_EVERY,
+            false => valid,
+        };
         let is_old = known.asked.is_none_or(|asked| asked.elapsed() > valid);
         if is_old {
             known.asked = Some(Instant::now());
         }
-        (known.functions.clone(), is_first, is_old)
+        (known.functions.clone(), is_old)
     }
 
     /// What PostgreSQL keeps of a user's password; `None` if there is no such user, or no password. If nobody can be asked now,

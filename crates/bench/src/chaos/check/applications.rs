@@ -6,7 +6,7 @@ use std::collections::HashMap;
 use cluster::clients::history::Outcome;
 use serde::Serialize;
 
-/// Which: the client, who is also the tenant, and its count.
+/// Which: the client, who is also the tenant, and when it began.
 pub(crate) type Id = (i32, i64);
 
 /// The keys that the database chose for a row, and told.

@@ -130,8 +130,9 @@ impl Applications {
                 server: server.config(),
                 deeds: deeds.clone(),
                 told: 0,
-                // Numbers of a run that came before are not used again.
-                n: clock.now().0,
+                clock,
+                deeds_begun: 0,
+                n: 0,
             };
             tasks.spawn(application.run(pace.clone(), stopped.clone()));
         }
@@ -155,6 +156,9 @@ struct Application {
     deeds: Arc<Mutex<Vec<Deed>>>,
     /// Its rows that it was told are there.
     told: i64,
+    clock: Clock,
+    deeds_begun: u64,
+    /// When the deed at hand began, which tells what is wrong with it from the faults of that time.
     n: i64,
 }
 
@@ -201,8 +205,9 @@ impl Application {
     }
 
     async fn deed(&mut self, session: &Client) -> Result<(), Trouble> {
-        self.n += 1;
-        match self.n % 4 {
+        self.n = self.clock.now().0;
+        self.deeds_begun += 1;
+        match self.deeds_begun % 4 {
             0 => {
                 if self.sets_in_transactions() {
                     answer(session.batch_execute("BEGIN READ ONLY")).await?;

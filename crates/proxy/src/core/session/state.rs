@@ -14,7 +14,7 @@
 
 use super::super::flaw::Flaw;
 use super::super::settings::quote_literal;
-use super::super::sql::Bond;
+use super::super::sql::{Bond, OWN_FUNCTIONS};
 use super::slots::{Ask, To};
 use super::unit::Unit;
 use super::{Context, Effect, Out, Phase, Server, Session};
@@ -59,7 +59,8 @@ fn question(plain: &[&str], custom: &[&str]) -> String {
          OR EXISTS (SELECT FROM pg_catalog.pg_proc WHERE pronamespace {equals} pg_catalog.pg_my_temp_schema())) \
          UNION ALL SELECT 'n', c, NULL FROM pg_catalog.pg_listening_channels() c \
          UNION ALL SELECT 'h', '', NULL WHERE EXISTS (SELECT FROM pg_catalog.pg_cursors WHERE is_holdable) \
-         UNION ALL SELECT 'p', name, statement FROM pg_catalog.pg_prepared_statements WHERE from_sql",
+         UNION ALL SELECT 'p', name, statement FROM pg_catalog.pg_prepared_statements WHERE from_sql \
+         UNION ALL SELECT 'f', '', {OWN_FUNCTIONS}",
         plain = array(plain),
         custom = array(custom),
     )
@@ -82,6 +83,14 @@ fn dotted_names(text: &[u8]) -> Vec<String> {
     names
         .map(|name| String::from_utf8_lossy(name).to_ascii_lowercase())
         .collect()
+}
+
+impl Answer {
+    /// True if the functions of the users' own are those that the catalog was read with.
+    fn has_functions(&self, read: &str) -> bool {
+        let now = self.rows.iter().find(|(kind, ..)| *kind == b'f');
+        now.is_none_or(|(_, _, now)| now.as_deref() == Some(read))
+    }
 }
 
 impl Session {
@@ -174,7 +183,7 @@ impl Session {
         let answer = self.state.take().unwrap_or_default();
         let Some(held) = self.held_ready.take() else {
             // Something else is still to be answered of the unit.
-            self.take_state_if(cx, answer, status);
+            self.take_state_if(cx, answer, status, out);
             return;
         };
         self.finish_with(cx, held, Some((answer, status)), out);
@@ -192,26 +201,32 @@ impl Session {
     }
 
     /// The unit's own effects are noted: what the server says comes on top.
-    pub(super) fn take_pending_state(&mut self, cx: &Context<'_>) {
+    pub(super) fn take_pending_state(&mut self, cx: &Context<'_>, out: &mut Out) {
         if let Some((answer, status)) = self.pending_state.take() {
-            self.take_state_if(cx, answer, status);
+            self.take_state_if(cx, answer, status, out);
         }
     }
 
-    fn take_state_if(&mut self, cx: &Context<'_>, answer: Answer, status: u8) {
+    fn take_state_if(&mut self, cx: &Context<'_>, answer: Answer, status: u8, out: &mut Out) {
         if answer.has_failed || status != b'I' {
             return;
         }
         let Some(mut link) = self.link.take() else {
             return;
         };
+        let is_read = answer.has_functions(&cx.catalog.own_functions);
+        if !is_read {
+            out.effects.push(Effect::LearnFunctions);
+        }
+        // It may have a setting that nobody knows the name of.
+        let is_unknown = cx.catalog.computes_settings || !is_read && link.has_run_own;
         link.is_unasked = false;
         link.has_run_own = false;
-        self.take_state(cx, &answer, &mut link);
+        self.take_state(&answer, is_unknown, &mut link);
         self.link = Some(link);
     }
 
-    fn take_state(&mut self, cx: &Context<'_>, answer: &Answer, link: &mut Server) {
+    fn take_state(&mut self, answer: &Answer, is_unknown: bool, link: &mut Server) {
         let is_active = link.epoch().is_some();
         let (mut bonds, mut channels, mut prepared) = (Vec::new(), Vec::new(), Vec::new());
         for (kind, name, value) in &answer.rows {
@@ -252,7 +267,7 @@ impl Session {
         }
         if is_active {
             self.keeps.has_on_server(&bonds, channels, prepared);
-            if cx.catalog.computes_settings {
+            if is_unknown {
                 self.keeps.bind(Bond::Unknown);
             }
         } else if !bonds.is_empty() || !channels.is_empty() || !prepared.is_empty() {

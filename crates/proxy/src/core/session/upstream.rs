@@ -467,7 +467,7 @@ impl Session {
         self.counts.in_doubt_unknown += u64::from(unit.durability == Durability::Told);
         self.counts.answered(status);
         self.note_effects(&mut unit, status);
-        self.take_pending_state(cx);
+        self.take_pending_state(cx, out);
         if unit.facts.defines && !unit.has_failed {
             out.effects.push(super::Effect::LearnFunctions);
         }

@@ -73,10 +73,21 @@ pub struct Catalog {
     pub custom_settings: Vec<Box<str>>,
     /// A function computes the name of a setting that it sets.
     pub computes_settings: bool,
+    /// Nothing was read yet.
+    pub is_unread: bool,
+    /// What [`OWN_FUNCTIONS`] gave when it was read.
+    pub own_functions: Box<str>,
     /// Names that were never heard of are taken for harmless.
     #[cfg(test)]
     pub believes: bool,
 }
+
+/// Gives another text whenever a function was made, replaced or dropped: a catalog that was read before does not know what it
+/// does to a session.
+pub const OWN_FUNCTIONS: &str = "(SELECT pg_catalog.concat(pg_catalog.count(*), ' ', \
+    pg_catalog.sum(p.xmin::pg_catalog.text::pg_catalog.int8 \
+        OPERATOR(pg_catalog.*) (p.oid::pg_catalog.int8 OPERATOR(pg_catalog.%) 1000003))) \
+    FROM pg_catalog.pg_proc p WHERE p.oid OPERATOR(pg_catalog.>=) 16384)";
 
 /// What a statement may do, by the catalog.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
@@ -111,6 +122,18 @@ impl Catalog {
         Catalog {
             has_reaching_functions: functions.values().any(|function| function.reaches_out),
             functions,
+            ..Catalog::default()
+        }
+    }
+
+    /// What is known before anything was read: whatever is there may do anything.
+    pub fn unread() -> Catalog {
+        Catalog {
+            is_unread: true,
+            calls_unnamed: true,
+            has_reaching_functions: true,
+            commits_async: true,
+            computes_settings: true,
             ..Catalog::default()
         }
     }

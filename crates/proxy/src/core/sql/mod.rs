@@ -15,7 +15,7 @@ mod uses;
 mod visit;
 
 pub use cache::Statements;
-pub use catalog::{Catalog, Function, Names, Verdict};
+pub use catalog::{Catalog, Function, Names, OWN_FUNCTIONS, Verdict};
 pub use classify::{source, walk};
 pub use scan::{Hint, Shape, shape};
 

@@ -7,7 +7,7 @@ use std::collections::HashSet;
 
 use tokio_postgres::{Client, Error, Row};
 
-use crate::core::sql::{Catalog, Function, Names};
+use crate::core::sql::{Catalog, Function, Names, OWN_FUNCTIONS};
 
 /// Extensions whose functions act on nothing outside of the database.
 const INNER: &str = "'amcheck', 'autoinc', 'bloom', 'btree_gin', 'btree_gist', 'citext', 'cube', 'dict_int', 'dict_xsyn', \
@@ -166,6 +166,9 @@ pub async fn read(client: &Client) -> Result<Catalog, Error> {
     client
         .batch_execute("SET search_path = pg_catalog; SET jit = off; SET statement_timeout = '20s'")
         .await?;
+    // Before what they do: whoever sees another text afterwards reads again.
+    let own_functions = format!("SELECT {OWN_FUNCTIONS}");
+    let own_functions: String = client.query_one(&own_functions, &[]).await?.get(0);
     let functions = client.query(&functions(), &[]).await?;
     let mut catalog = Catalog::new(functions.iter().map(function));
     for row in client.query(KNOWN, &[]).await? {
@@ -203,6 +206,7 @@ pub async fn read(client: &Client) -> Result<Catalog, Error> {
     catalog.is_closed = !catalog.has_reaching_functions && !servers.get::<_, bool>(0);
     (catalog.coded, catalog.foreign) = (coded, foreign);
     catalog.commits_async = client.query_one(COMMITS_ASYNC, &[]).await?.get(0);
+    catalog.own_functions = own_functions.into();
     for row in client.query(CUSTOM, &[]).await? {
         match row.get::<_, bool>(1) {
             true => catalog.computes_settings = true,
