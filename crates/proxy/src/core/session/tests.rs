@@ -78,6 +78,17 @@ fn pair(heard: &str, written: &str) -> (String, String) {
     (heard.to_owned(), written.to_owned())
 }
 
+/// To most drivers a COMMIT that is answered with ROLLBACK looks like one that has committed. A client that has heard of an
+/// error in its transaction knows better.
+#[test]
+fn a_rollback_in_place_of_a_commit_is_told_as_an_error() {
+    let mut desk = Desk::ready();
+    begin_and_write(&mut desk, 700);
+    desk.heard();
+    desk.query("COMMIT", "ROLLBACK", b'I');
+    assert_eq!(desk.heard(), "ROLLBACK 40001 ZI");
+}
+
 /// The client was told that it was in another transaction, and was in none: what followed committed bit by bit.
 #[test]
 fn a_chain_in_doubt_is_not_known() {

@@ -490,11 +490,19 @@ impl Session {
         if status != b'I' && !unit.facts.goes_on {
             return;
         }
-        if let Some(owed) = self.owed.take()
-            && unit.facts.commits
-            && unit.was_rolled_back
-        {
+        let owed = self.owed.take();
+        if !unit.facts.commits || !unit.was_rolled_back {
+            return;
+        }
+        if let Some(owed) = owed {
             out.client.extend_from_slice(&owed);
+        } else if self.status == b'T' && !unit.has_failed {
+            tracing::warn!(
+                "a transaction was rolled back of which its client had heard of no error"
+            );
+            super::Refusal::error("40001", "the transaction was rolled back")
+                .hint("Try the transaction again.")
+                .put(&mut out.client);
         }
     }
 
