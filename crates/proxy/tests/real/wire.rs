@@ -367,3 +367,32 @@ async fn sql_names_what_the_protocol_has_prepared() {
         }
     }
 }
+
+/// The id of a transaction was asked for in front of its `COMMIT`, also when it had failed: `COMMIT` ended with that error, and not as
+/// the rollback that it is.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_failed_pipeline_is_committed_as_a_rollback() {
+    for mode in ["session", "transaction"] {
+        let site = Site::start(&format!("auth = \"trust\"\npool_mode = \"{mode}\"")).await;
+        site.primary.sql(&["CREATE TABLE t (a int)"]);
+        tokio::task::block_in_place(|| {
+            let mut hand = Hand::connect(&site);
+            let bind: (u8, &[u8]) = (b'B', b"\0\0\0\0\0\0\0\0");
+            let run: (u8, &[u8]) = (b'E', b"\0\0\0\0\0");
+            let parse = |text: &str| [b"\0".to_vec(), execute(text)].concat();
+            let (bad, insert) = (parse("SELEC 1"), parse("INSERT INTO t VALUES (1)"));
+            hand.say(&[(b'Q', b"BEGIN\0")]);
+            assert_eq!(hand.hear(b'Z'), "CZ", "{mode}");
+            let pipeline = [(b'P', &bad[..]), bind, run, (b'P', &insert[..]), bind, run];
+            hand.say(&[&pipeline[..], &[(b'S', b"")]].concat());
+            assert_eq!(hand.hear(b'Z'), "EZ", "{mode}");
+            // Preparing it is no error either.
+            hand.say(&[(b'P', &parse("COMMIT")), (b'S', b"")]);
+            assert_eq!(hand.hear(b'Z'), "1Z", "{mode}");
+            hand.say(&[bind, run, (b'S', b"")]);
+            assert_eq!(hand.hear(b'C'), "2C", "{mode}");
+            assert_eq!(hand.last, b"ROLLBACK\0", "{mode}");
+            assert_eq!(hand.hear(b'Z'), "Z", "{mode}");
+        });
+    }
+}
