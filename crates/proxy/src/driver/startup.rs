@@ -380,7 +380,9 @@ impl Visit {
                 Ok(Some(packet)) => return Ok(packet),
                 Ok(None) => self.read().await?,
                 Err(_) => {
-                    return Err(Refusal::fatal("08P01", "invalid length of startup packet").into());
+                    // Nobody is told, as by PostgreSQL: this may be a client that has left before it began.
+                    tracing::debug!("invalid length of startup packet");
+                    return Err(Turned::Done);
                 }
             }
         }

@@ -120,6 +120,22 @@ public class Jdbc {
         connection.setAutoCommit(true);
     }
 
+    /** What one session has written another one reads, wherever it reads it. */
+    static void handsOver(Connection connection) throws SQLException {
+        try (Connection other = connect();
+                PreparedStatement version = connection.prepareStatement("SHOW understudy.version")) {
+            run(other, "SET understudy.read = 'any'");
+            for (int number = 0; number < 5; number++) {
+                run(connection, "INSERT INTO " + TABLE + " VALUES (" + number + ")");
+                ResultSet row = version.executeQuery();
+                check(row.next(), "a version");
+                run(other, "SET understudy.min_version = '" + row.getString(1) + "'");
+                check(value(other, "SELECT count(*) FROM " + TABLE) == number + 1, "what was written is read");
+            }
+        }
+        run(connection, "TRUNCATE " + TABLE);
+    }
+
     static void pools() throws Exception {
         List<Thread> threads = new ArrayList<>();
         List<Throwable> failed = new ArrayList<>();
@@ -164,6 +180,7 @@ public class Jdbc {
         copies(first);
         cancels(first);
         fetches(first);
+        handsOver(first);
         pools();
         survives(first, second);
         System.out.println("done");

@@ -61,6 +61,20 @@ def cancels(connection):
         raise AssertionError("it was not cancelled")
 
 
+def hands_over(connection):
+    """What one session has written another one reads, wherever it reads it."""
+    with connect() as other:
+        other.execute("SET understudy.read = 'any'")
+        for number in range(5):
+            connection.execute(f"INSERT INTO {TABLE} VALUES (%s)", (number,))
+            version = connection.execute("SHOW understudy.version").fetchone()[0]
+            other.execute(f"SET understudy.min_version = '{version}'")
+            count = other.execute(f"SELECT count(*) FROM {TABLE}").fetchone()
+            assert count == (number + 1,), (count, version)
+            assert other.execute("SHOW understudy.min_version").fetchone() == (version,)
+    connection.execute(f"TRUNCATE {TABLE}")
+
+
 def pools():
     def work():
         for number in range(20):
@@ -98,6 +112,7 @@ with connect() as first:
     copies(first)
     pipelines(first)
     cancels(first)
+    hands_over(first)
 pools()
 survives()
 print("done", flush=True)

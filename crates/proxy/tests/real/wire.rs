@@ -8,7 +8,11 @@ use crate::input::STARTUP;
 use crate::site::Site;
 
 /// A client that says what it is told to.
-struct Hand(TcpStream);
+struct Hand {
+    stream: TcpStream,
+    /// The body of the message that was heard last.
+    last: Vec<u8>,
+}
 
 impl Hand {
     fn connect(site: &Site) -> Hand {
@@ -16,7 +20,10 @@ impl Hand {
         let patience = Some(Duration::from_secs(20));
         stream.set_read_timeout(patience).expect("a timeout");
         stream.write_all(STARTUP).expect("sends");
-        let mut hand = Hand(stream);
+        let mut hand = Hand {
+            stream,
+            last: Vec::new(),
+        };
         hand.hear(b'Z');
         hand
     }
@@ -29,7 +36,7 @@ impl Hand {
             bytes.extend_from_slice(&len.to_be_bytes());
             bytes.extend_from_slice(body);
         }
-        self.0.write_all(&bytes).expect("sends");
+        self.stream.write_all(&bytes).expect("sends");
     }
 
     /// The kinds of messages up to the next of this kind.
@@ -37,10 +44,11 @@ impl Hand {
         let mut tags = String::new();
         loop {
             let mut head = [0; 5];
-            self.0.read_exact(&mut head).expect("a message");
+            self.stream.read_exact(&mut head).expect("a message");
             let len = u32::from_be_bytes(head[1..].try_into().expect("four"));
             let mut body = vec![0; len as usize - 4];
-            self.0.read_exact(&mut body).expect("all of it");
+            self.stream.read_exact(&mut body).expect("all of it");
+            self.last = body;
             // Settings may be told at any time.
             if head[0] != b'S' {
                 tags.push(char::from(head[0]));
@@ -278,6 +286,113 @@ async fn a_pipeline_without_its_end_is_answered() {
             assert_eq!(hand.hear(b'D'), "12D", "{mode}");
             hand.say(&[(b'S', b"")]);
             assert!(hand.hear(b'Z').ends_with("DCZ"), "{mode}");
+        });
+    }
+}
+
+/// What a statement has made of a table is another client's, or older than a change of it: whoever prepares it again asks for
+/// what is there now. It was an error, or described the table as it had been.
+#[tokio::test(flavor = "multi_thread")]
+async fn what_is_prepared_is_what_is_there() {
+    let site = Site::start("auth = \"trust\"\npool_mode = \"transaction\"\npool_size = 1").await;
+    site.primary.sql(&["CREATE TABLE t (a int)"]);
+    tokio::task::block_in_place(|| {
+        let mut hand = Hand::connect(&site);
+        let prepare = |name: &str, text: &str| [name.as_bytes(), b"\0", &execute(text)].concat();
+        let texts = ["SELECT * FROM t", "INSERT INTO t VALUES ($1)"];
+        for changed in ["ADD b int", "ALTER a TYPE bool USING true, DROP b"] {
+            for (name, text) in ["s", "i"].iter().zip(texts) {
+                let parse = prepare(name, text);
+                hand.say(&[
+                    (b'C', format!("S{name}\0").as_bytes()),
+                    (b'P', &parse),
+                    (b'S', b""),
+                ]);
+                assert_eq!(hand.hear(b'Z'), "31Z");
+            }
+            site.primary.sql(&[&format!("ALTER TABLE t {changed}")]);
+            let mut other = Hand::connect(&site);
+            let parse = prepare("other", texts[0]);
+            other.say(&[(b'P', &parse), (b'D', b"Sother\0"), (b'S', b"")]);
+            assert_eq!(other.hear(b'Z'), "1tTZ", "{changed}");
+        }
+        // The type of the parameter is the new one's, so this is no number any more.
+        let parse = prepare("i", texts[1]);
+        hand.say(&[
+            (b'C', b"Si\0"),
+            (b'P', &parse),
+            (b'D', b"Si\0"),
+            (b'S', b""),
+        ]);
+        assert_eq!(hand.hear(b't'), "31t");
+        assert_eq!(hand.last[2..], 16_u32.to_be_bytes(), "bool");
+    });
+}
+
+/// Drivers prepare by the protocol and deallocate in SQL. Names of statements are another thing on a shared connection, so that was
+/// an error, and the end of the transaction that was open.
+#[tokio::test(flavor = "multi_thread")]
+async fn sql_names_what_the_protocol_has_prepared() {
+    for mode in ["session", "transaction"] {
+        let pool = format!("auth = \"trust\"\npool_mode = \"{mode}\"\npool_size = 1");
+        let site = Site::start(&pool).await;
+        tokio::task::block_in_place(|| {
+            let mut hand = Hand::connect(&site);
+            let parse = [b"s\0".to_vec(), execute("SELECT 7")].concat();
+            let bind: (u8, &[u8]) = (b'B', b"\0s\0\0\0\0\0\0\0");
+            let run: (u8, &[u8]) = (b'E', b"\0\0\0\0\0");
+            let sync: (u8, &[u8]) = (b'S', b"");
+            for text in ["DEALLOCATE s", "DEALLOCATE ALL"] {
+                hand.say(&[(b'P', &parse), bind, run, sync]);
+                assert_eq!(hand.hear(b'Z'), "12DCZ", "{mode}");
+                hand.say(&[(b'Q', b"BEGIN\0"), (b'Q', b"EXECUTE s\0")]);
+                assert_eq!(hand.hear(b'Z') + &hand.hear(b'Z'), "CZTDCZ", "{mode}");
+                let explain = [b"\0".to_vec(), execute("EXPLAIN EXECUTE s")].concat();
+                let unnamed: (u8, &[u8]) = (b'B', b"\0\0\0\0\0\0\0\0");
+                hand.say(&[(b'P', &explain), unnamed, (b'D', b"P\0"), run, sync]);
+                assert_eq!(hand.hear(b'Z'), "12TDCZ", "{mode}");
+                hand.say(&[(b'Q', format!("{text}\0").as_bytes())]);
+                assert_eq!(hand.hear(b'Z'), "CZ", "{mode}");
+                hand.say(&[(b'Q', b"COMMIT\0")]);
+                assert_eq!(hand.hear(b'Z'), "CZ", "{mode}");
+                hand.say(&[bind, run, sync]);
+                assert_eq!(hand.hear(b'Z'), "EZ", "{mode}: it is gone");
+            }
+        });
+        if mode == "transaction" {
+            // Who has the connection next may give its own statement that name.
+            let other = site.connect().await;
+            let prepare = "PREPARE s AS SELECT 8; EXECUTE s";
+            other.batch_execute(prepare).await.expect("it is free");
+        }
+    }
+}
+
+/// The id of a transaction was asked for in front of its `COMMIT`, also when it had failed: `COMMIT` ended with that error, and not as
+/// the rollback that it is.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_failed_pipeline_is_committed_as_a_rollback() {
+    for mode in ["session", "transaction"] {
+        let site = Site::start(&format!("auth = \"trust\"\npool_mode = \"{mode}\"")).await;
+        site.primary.sql(&["CREATE TABLE t (a int)"]);
+        tokio::task::block_in_place(|| {
+            let mut hand = Hand::connect(&site);
+            let bind: (u8, &[u8]) = (b'B', b"\0\0\0\0\0\0\0\0");
+            let run: (u8, &[u8]) = (b'E', b"\0\0\0\0\0");
+            let parse = |text: &str| [b"\0".to_vec(), execute(text)].concat();
+            let (bad, insert) = (parse("SELEC 1"), parse("INSERT INTO t VALUES (1)"));
+            hand.say(&[(b'Q', b"BEGIN\0")]);
+            assert_eq!(hand.hear(b'Z'), "CZ", "{mode}");
+            let pipeline = [(b'P', &bad[..]), bind, run, (b'P', &insert[..]), bind, run];
+            hand.say(&[&pipeline[..], &[(b'S', b"")]].concat());
+            assert_eq!(hand.hear(b'Z'), "EZ", "{mode}");
+            // Preparing it is no error either.
+            hand.say(&[(b'P', &parse("COMMIT")), (b'S', b"")]);
+            assert_eq!(hand.hear(b'Z'), "1Z", "{mode}");
+            hand.say(&[bind, run, (b'S', b"")]);
+            assert_eq!(hand.hear(b'C'), "2C", "{mode}");
+            assert_eq!(hand.last, b"ROLLBACK\0", "{mode}");
+            assert_eq!(hand.hear(b'Z'), "Z", "{mode}");
         });
     }
 }

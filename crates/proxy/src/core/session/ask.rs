@@ -34,13 +34,14 @@ pub enum XidState {
 const BUILT: &str = "a message without zero bytes in its strings";
 
 impl Session {
-    /// True if the id is worth asking for.
+    /// True if the id is worth asking for. A transaction that has failed answers nothing, and has written nothing.
     pub(super) fn wants_xid(&self, cx: &Context<'_>) -> bool {
         let is_on_active = self
             .link
             .as_ref()
             .is_some_and(|link| link.epoch().is_some());
-        cx.rules.decides && is_on_active && !matches!(self.xid, XidState::Is(_))
+        let is_known = matches!(self.xid, XidState::Is(_));
+        cx.rules.decides && is_on_active && !is_known && self.status != b'E'
     }
 
     /// Asks within the transaction of what was sent before. The server answers at once if `flushes`, and

@@ -227,6 +227,7 @@ impl Session {
             prepared: None,
             statement: None,
             may_write: false,
+            needs: Vec::new(),
         };
         match frame[0] {
             b'Q' => {
@@ -272,6 +273,10 @@ impl Session {
             }
             _ => {}
         }
+        let prepared = noted.prepared.as_ref().map(|one| one.statement.clone());
+        if let Some(statement) = noted.statement.clone().or(prepared) {
+            noted.needs = self.needs(&statement);
+        }
         if let Some(statement) = noted.statement.clone() {
             self.judge(cx, &statement, &mut noted);
         }
@@ -285,7 +290,7 @@ impl Session {
 impl Session {
     /// What the catalog says of a statement of the unit.
     fn judge(&mut self, cx: &Context<'_>, statement: &Arc<Statement>, noted: &mut Noted) {
-        let Some(unit) = &mut self.unit else {
+        let Some(mut unit) = self.unit.take() else {
             return;
         };
         let verdicts: Vec<Verdict> = statement
@@ -294,6 +299,7 @@ impl Session {
             .map(|part| cx.catalog.judge(part))
             .collect();
         unit.executes(statement, &verdicts);
+        self.forget_names(&mut unit, statement);
         if cx.lacks(Flaw::ChainsOverlooked) {
             (unit.facts.goes_on, unit.facts.is_alone) = (false, false);
         }
@@ -309,6 +315,7 @@ impl Session {
             }
         }
         unit.facts.writes |= noted.may_write;
+        self.unit = Some(unit);
     }
 }
 

@@ -1,19 +1,18 @@
 //! Writing a unit to the server in hand, with what the proxy adds to it.
 
-use bytes::{BufMut, Bytes};
+use bytes::Bytes;
 use postgres_protocol::message::frontend;
 
 use super::super::flaw::Flaw;
 use super::super::settings::join;
 use super::super::sql::{Kind, Part, Statement};
 use super::ask::XidState;
-use super::prepared::Prepared;
+use super::prepared::{Prepared, put_close, put_parse};
 use super::slots::{Ask, To};
 use super::unit::{Noted, Unit};
 use super::{Context, Out, Phase, PoolMode, Role, Session, Wait};
 use protocol::frame;
 
-const PARSE_COMPLETE: &[u8] = b"1\0\0\0\x04";
 const CLOSE_COMPLETE: &[u8] = b"3\0\0\0\x04";
 
 impl Session {
@@ -100,6 +99,7 @@ impl Session {
 
     /// Notes all messages of a unit that is run once more.
     pub(super) fn note_all(&mut self, cx: &Context<'_>) -> Result<(), frame::Malformed> {
+        self.recall_names();
         let mut start = 0;
         while let Some(unit) = &self.unit {
             let Some((_, len)) = frame::head(&unit.bytes[start..])? else {
@@ -135,6 +135,7 @@ impl Session {
 
     fn write_frame(&mut self, cx: &Context<'_>, unit: &mut Unit, noted: &Noted, out: &mut Out) {
         let (start, end) = (unit.written, noted.end);
+        self.lend(cx, noted, unit.is_simple, out);
         match unit.bytes[start] {
             b'Q' => self.write_query(cx, unit, noted, out),
             b'P' | b'B' | b'D' | b'C' => {
@@ -269,13 +270,14 @@ impl Session {
             self.slots.push(Ask::Parse(Some(name.into())), To::Client);
         } else {
             let name = prepared.name_where(link.reported.reading());
-            if link.prepared.insert(&name) {
-                put_parse(&name, prepared, out);
-                self.slots.push(Ask::Parse(Some(name.into())), To::Client);
-                return true;
+            if !link.prepared.insert(&name) {
+                // It may have been made of a table or a type that is another one now.
+                put_close(&name, out);
+                self.slots.push(Ask::Close, To::Nobody);
             }
-            let answer = Bytes::from_static(PARSE_COMPLETE);
-            self.slots.push(Ask::Emit(answer), To::Client);
+            put_parse(&name, &prepared.definition, out);
+            self.slots.push(Ask::Parse(Some(name.into())), To::Client);
+            return true;
         }
         false
     }
@@ -296,7 +298,7 @@ impl Session {
         if name.is_empty() {
             if link.unnamed.as_ref() != Some(&prepared.shared_name) {
                 link.unnamed = Some(prepared.shared_name.clone());
-                put_parse("", prepared, out);
+                put_parse("", &prepared.definition, out);
                 self.slots.push(Ask::Parse(None), To::Nobody);
             }
             return (name.into(), false);
@@ -308,7 +310,7 @@ impl Session {
         };
         let is_new = link.prepared.insert(&on_server);
         if is_new {
-            put_parse(&on_server, prepared, out);
+            put_parse(&on_server, &prepared.definition, out);
             let ask = Ask::Parse(Some(on_server.clone()));
             self.slots.push(ask, To::Nobody);
         }
@@ -409,13 +411,6 @@ impl Session {
             None => XidState::None,
         };
     }
-}
-
-/// `Parse` under another name.
-fn put_parse(name: &str, prepared: &Prepared, out: &mut Out) {
-    let pieces = [name.as_bytes(), b"\0", &prepared.definition];
-    frame::put(&mut out.server, b'P', &pieces);
-    debug_assert!(out.server.has_remaining_mut());
 }
 
 /// True if a statement may run in a transaction of the proxy's.

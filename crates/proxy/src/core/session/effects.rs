@@ -3,7 +3,7 @@
 //! Invariant: what is believed of a connection is what its server has. A statement counts when it is complete, and a
 //! change of a setting when its transaction has committed, wherever in the unit that was.
 
-use super::super::sql::{Bond, Effect as Does, Kind, Part};
+use super::super::sql::{Bond, Effect as Does, Kind, Part, Statement};
 use super::Session;
 use super::prepared::Names;
 use super::server::Held;
@@ -12,36 +12,67 @@ use super::unit::Unit;
 /// So many of the prepared statements that an endless unit names are kept: one of them may be what fails.
 const NAMED_LATELY: usize = 1000;
 
-/// What was forgotten when a statement was written that takes all prepared statements away.
+/// What was forgotten with a statement that takes prepared statements away.
 #[derive(Debug)]
 pub struct Forgotten {
     /// Which of the unit's statements that is.
     at: usize,
     names: Names,
-    prepared: Held,
-    unnamed: Option<Box<str>>,
+    /// What the server in hand had when it was written, if it takes all of them.
+    on_server: Option<(Held, Option<Box<str>>)>,
 }
 
 impl Session {
     /// What takes prepared statements away takes them away whether the transaction commits or not, and from what follows
-    /// in the same packet. If it turns out to have failed, they are there again.
-    pub(super) fn forget_statements(&mut self, unit: &mut Unit, effect: &Does) {
-        if !matches!(effect, Does::DiscardAll | Does::Deallocate(None)) {
-            return;
+    /// in the same packet: so the client's names are forgotten in the order in which its messages came. If it turns out to
+    /// have failed, they are there again.
+    pub(super) fn forget_names(&mut self, unit: &mut Unit, statement: &Statement) {
+        for (at, part) in statement.parts.iter().enumerate() {
+            for effect in &part.effects {
+                let name = match effect {
+                    Does::DiscardAll | Does::Deallocate(None) => None,
+                    Does::Deallocate(Some(name)) if self.names.definition(name).is_some() => {
+                        Some(name)
+                    }
+                    _ => continue,
+                };
+                if unit.forgotten.is_none() {
+                    let all = unit.facts.statements.iter().map(|all| all.parts.len());
+                    unit.forgotten = Some(Box::new(Forgotten {
+                        at: all.sum::<usize>() - statement.parts.len() + at,
+                        names: self.names.clone(),
+                        on_server: None,
+                    }));
+                }
+                match name {
+                    Some(name) => self.names.define(name, None),
+                    None => self.names.clear(),
+                }
+            }
         }
-        if let Some(link) = &mut self.link {
-            if unit.forgotten.is_none() {
-                unit.forgotten = Some(Box::new(Forgotten {
-                    at: unit.written_parts,
-                    names: self.names.clone(),
-                    prepared: link.prepared.clone(),
-                    unnamed: link.unnamed.clone(),
-                }));
+    }
+
+    /// The unit is noted once more: its client's names are what they were before it.
+    pub(super) fn recall_names(&mut self) {
+        let forgotten = self.unit.as_mut().and_then(|unit| unit.forgotten.take());
+        if let Some(forgotten) = forgotten {
+            self.names = forgotten.names;
+        }
+    }
+
+    /// What takes all prepared statements away is written to the server in hand.
+    pub(super) fn forget_statements(&mut self, unit: &mut Unit, effect: &Does) {
+        if let (Does::DiscardAll | Does::Deallocate(None), Some(link)) = (effect, &mut self.link) {
+            if let Some(forgotten) = unit
+                .forgotten
+                .as_mut()
+                .filter(|one| one.on_server.is_none())
+            {
+                forgotten.on_server = Some((link.prepared.clone(), link.unnamed.clone()));
             }
             link.prepared.clear();
             link.unnamed = None;
         }
-        self.names.clear();
     }
 
     /// Of a unit whose end does not come, what is complete counts, and is not kept any longer.
@@ -76,11 +107,11 @@ impl Session {
         if let Some(forgotten) = unit.forgotten.take()
             && unit.has_failed
             && complete <= forgotten.at
-            && let Some(link) = &mut self.link
         {
             self.names = forgotten.names;
-            link.prepared = forgotten.prepared;
-            link.unnamed = forgotten.unnamed;
+            if let (Some(had), Some(link)) = (forgotten.on_server, &mut self.link) {
+                (link.prepared, link.unnamed) = had;
+            }
         }
         let parts = unit.facts.statements.iter().flat_map(|all| &all.parts);
         for (at, part) in parts.enumerate() {

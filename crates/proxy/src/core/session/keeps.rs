@@ -90,6 +90,7 @@ impl Keeps {
                 self.prepared.remove(name);
             }
             Effect::Deallocate(None) => self.prepared.clear(),
+            Effect::Execute(_) => {}
             Effect::Set(_)
             | Effect::Listen(_)
             | Effect::Unlisten(_)
@@ -197,7 +198,7 @@ impl Keeps {
             Effect::Prepare(name, text) => {
                 self.prepared.insert(name, text);
             }
-            Effect::Deallocate(_) => {}
+            Effect::Deallocate(_) | Effect::Execute(_) => {}
         }
     }
 
@@ -227,6 +228,11 @@ impl Keeps {
     /// What no other server can be given.
     pub fn bonds(&self) -> impl Iterator<Item = Bond> + '_ {
         self.bonds.iter().copied()
+    }
+
+    /// True if SQL has prepared a statement of this name.
+    pub fn has_prepared(&self, name: &str) -> bool {
+        self.prepared.contains_key(name)
     }
 
     /// True if the session must keep the server it has.

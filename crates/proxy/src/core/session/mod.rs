@@ -31,6 +31,7 @@ mod effects;
 mod ending;
 mod keeps;
 mod kept;
+mod lent;
 mod local;
 mod loss;
 mod packed;

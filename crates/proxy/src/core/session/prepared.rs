@@ -12,6 +12,7 @@ use bytes::Bytes;
 use xxhash_rust::xxh3::xxh3_128_with_seed;
 
 use super::super::sql::{Statement, Statements};
+use super::server::SHARED;
 use super::slots::{Ask, To};
 use super::unit::Unit;
 use super::{Context, Out, Session};
@@ -29,6 +30,15 @@ pub struct Prepared {
     pub definition: Bytes,
     /// What it does.
     pub statement: Arc<Statement>,
+}
+
+/// A statement that a text needs by the name that its client has given it, and what it is made of.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Needed {
+    /// The client's name.
+    pub name: Box<str>,
+    /// What follows the name in its `Parse`.
+    pub definition: Bytes,
 }
 
 /// A session's prepared statements and portals.
@@ -80,11 +90,7 @@ impl Prepared {
 }
 
 fn name_of(definition: &[u8], reading: u64) -> Box<str> {
-    format!(
-        "understudy_{:032x}",
-        xxh3_128_with_seed(definition, reading)
-    )
-    .into()
+    format!("{SHARED}{:032x}", xxh3_128_with_seed(definition, reading)).into()
 }
 
 /// True if a string in it may be a time that is told by a word. (`now()` is no string.)
@@ -104,6 +110,12 @@ impl Names {
             *prepared = Arc::new(prepared.where_read(reading));
         }
         Some(prepared.clone())
+    }
+
+    /// What the statement of this name was made of.
+    pub fn definition(&self, name: &str) -> Option<&Bytes> {
+        let prepared = self.statements.get(name)?;
+        Some(&prepared.definition)
     }
 
     /// All statements, by their names.
@@ -179,7 +191,8 @@ impl Session {
         let Some(link) = self.link.as_mut().filter(|_| may_close) else {
             return false;
         };
-        let surplus = link.prepared.surplus(cx.rules.max_prepared);
+        let mut surplus = link.prepared.surplus(cx.rules.max_prepared);
+        surplus.extend(link.prepared.lent());
         for name in &surplus {
             link.prepared.remove(name);
             self.slots.push(Ask::Close, To::Nobody);
@@ -221,8 +234,14 @@ impl Session {
     }
 }
 
+/// `Parse` under another name.
+pub(super) fn put_parse(name: &str, definition: &[u8], out: &mut Out) {
+    let pieces = [name.as_bytes(), b"\0", definition];
+    frame::put(&mut out.server, b'P', &pieces);
+}
+
 /// `Close` of a statement.
-fn put_close(name: &str, out: &mut Out) {
+pub(super) fn put_close(name: &str, out: &mut Out) {
     frame::put(&mut out.server, b'C', &[b"S", name.as_bytes(), b"\0"]);
 }
 

@@ -28,6 +28,9 @@ pub struct Reported {
     reading: u64,
 }
 
+/// How the names begin of statements that sessions share, and of the proxy's own.
+pub(super) const SHARED: &str = "understudy_";
+
 /// By these PostgreSQL reads texts, and makes values of their literals, when it prepares a statement. (It reads them once more
 /// when the search path has changed.)
 const READING: [&str; 5] = [
@@ -43,6 +46,8 @@ const READING: [&str; 5] = [
 pub struct Held {
     used: HashMap<Box<str>, u64>,
     uses: u64,
+    /// Some may have the name of a client.
+    may_lend: bool,
 }
 
 /// A session on a server, as its connection goes from client to client.
@@ -144,8 +149,20 @@ impl Held {
                 *used = self.uses;
                 false
             }
-            None => self.used.insert(name.into(), self.uses).is_none(),
+            None => {
+                self.may_lend |= !is_shared(name);
+                self.used.insert(name.into(), self.uses).is_none()
+            }
         }
+    }
+
+    /// Those that have a client's name on a server that sessions share: nobody else must meet them there.
+    pub fn lent(&mut self) -> Vec<Box<str>> {
+        if !std::mem::take(&mut self.may_lend) {
+            return Vec::new();
+        }
+        let all = self.used.keys();
+        all.filter(|name| !is_shared(name)).cloned().collect()
     }
 
     /// It is closed.
@@ -190,6 +207,11 @@ impl<'a> FromIterator<&'a str> for Held {
         }
         held
     }
+}
+
+/// True if all sessions know a statement by this name.
+fn is_shared(name: &str) -> bool {
+    name.starts_with(SHARED)
 }
 
 fn sum_of(name: &str, value: &str) -> u64 {

@@ -149,14 +149,19 @@ impl Slots {
     }
 
     /// The statements that would be there if the messages up to the next `Sync` succeeded; the unnamed one is
-    /// `None`.
+    /// `None`. One that was to take the place of another is there as it was, if the server has not closed that yet.
     pub fn unparsed(&self) -> impl Iterator<Item = Option<&str>> {
+        let mut is_closed_first = false;
         self.0
             .iter()
             .take_while(|slot| !matches!(slot.ask, Ask::Sync | Ask::Query))
-            .filter_map(|slot| match &slot.ask {
-                Ask::Parse(name) => Some(name.as_deref()),
-                _ => None,
+            .filter_map(move |slot| {
+                let closes = slot.ask == Ask::Close && slot.to == To::Nobody;
+                let stays = std::mem::replace(&mut is_closed_first, closes);
+                match &slot.ask {
+                    Ask::Parse(name) if !stays => Some(name.as_deref()),
+                    _ => None,
+                }
             })
     }
 

@@ -1,6 +1,7 @@
 //! What becomes of units and transactions whose server is lost, message by message.
 
 mod durability;
+mod named;
 mod shared;
 mod standby;
 

@@ -13,7 +13,7 @@ use super::digest::Digest;
 use super::effects::Forgotten;
 use super::kept::Rows;
 use super::local::Durability;
-use super::prepared::Prepared;
+use super::prepared::{Needed, Prepared};
 use super::slots::Ask;
 
 /// A message of a unit that was not written to the server yet.
@@ -27,6 +27,8 @@ pub struct Noted {
     pub statement: Option<Arc<Statement>>,
     /// It is not proved to be a read.
     pub may_write: bool,
+    /// Statements that its text needs by the client's own names.
+    pub needs: Vec<Needed>,
 }
 
 /// What a unit does, as far as it is known.
@@ -122,7 +124,7 @@ pub struct Unit {
     pub stale: Vec<Box<str>>,
     /// A statement was written behind which settings may be others than the server has reported.
     pub may_have_set: bool,
-    /// What was forgotten with a statement that takes all prepared ones away.
+    /// What was forgotten with a statement that takes prepared ones away.
     pub forgotten: Option<Box<Forgotten>>,
     /// A `COMMIT` ended as a rollback.
     pub was_rolled_back: bool,
@@ -243,7 +245,6 @@ impl Unit {
         self.has_failed = false;
         self.written_parts = 0;
         self.complete.clear();
-        self.forgotten = None;
         self.named.clear();
         self.stale.clear();
         self.may_have_set = false;

@@ -16,7 +16,7 @@ const SIMULATION: Simulation<Flaw> = Simulation {
         ("refused by standbys", 20),
         ("replayed", 200),
         ("in doubt", 48),
-        ("in doubt, and committed", 6),
+        ("in doubt, and committed", 5),
         ("handed over", 100),
     ],
     flaws: &Flaw::ALL,

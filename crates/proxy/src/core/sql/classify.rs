@@ -82,6 +82,8 @@ fn part(node: &Tree, text: &str) -> Part {
         keeps_values: kept::keeps(node),
     };
     part.kind = kind(node, text, &mut part.effects);
+    let executed = executed(node).map(|name| Effect::Execute(name.into()));
+    part.effects.extend(executed);
     let mut found = Found::default();
     visit(node, &mut found);
     found.settle();
@@ -228,12 +230,29 @@ fn kind(node: &Tree, text: &str, effects: &mut Vec<Effect>) -> Kind {
 
 /// True if it does what its text does not say: it runs code, or a statement that was prepared before.
 fn runs_unseen(node: &Tree) -> bool {
-    match node {
-        Tree::DoStmt(_) | Tree::CallStmt(_) | Tree::ExecuteStmt(_) | Tree::LoadStmt(_) => true,
-        Tree::ExplainStmt(explain) => inner(explain.query.as_deref()).is_some_and(runs_unseen),
-        Tree::CreateTableAsStmt(create) => inner(create.query.as_deref()).is_some_and(runs_unseen),
-        _ => false,
+    let node = innermost(node);
+    matches!(
+        node,
+        Tree::DoStmt(_) | Tree::CallStmt(_) | Tree::LoadStmt(_)
+    ) || executed(node).is_some()
+}
+
+/// The name of the prepared statement that it executes.
+fn executed(node: &Tree) -> Option<&str> {
+    match innermost(node) {
+        Tree::ExecuteStmt(execute) => Some(&execute.name),
+        _ => None,
     }
+}
+
+/// What is explained, or makes a table, and the statement itself if it does neither.
+fn innermost(node: &Tree) -> &Tree {
+    let within = match node {
+        Tree::ExplainStmt(explain) => inner(explain.query.as_deref()),
+        Tree::CreateTableAsStmt(create) => inner(create.query.as_deref()),
+        _ => None,
+    };
+    within.map_or(node, innermost)
 }
 
 /// True if it acts outside of the database: on a file or by a program of the server.

@@ -105,6 +105,8 @@ pub enum Effect {
     Prepare(Box<str>, Box<str>),
     /// `DEALLOCATE`; of all statements if none is named.
     Deallocate(Option<Box<str>>),
+    /// `EXECUTE` in SQL, by itself or within another statement: it needs the statement of this name.
+    Execute(Box<str>),
     /// `DISCARD ALL`.
     DiscardAll,
 }
@@ -249,7 +251,11 @@ impl Part {
         let leaves_something = |effect: &Effect| {
             matches!(
                 effect,
-                Effect::Bond(_) | Effect::Prepare(..) | Effect::Deallocate(_) | Effect::Listen(_)
+                Effect::Bond(_)
+                    | Effect::Prepare(..)
+                    | Effect::Deallocate(_)
+                    | Effect::Execute(_)
+                    | Effect::Listen(_)
             )
         };
         self.effects.iter().any(leaves_something)

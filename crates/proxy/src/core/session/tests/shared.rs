@@ -263,10 +263,10 @@ fn a_server_keeps_no_more_statements_than_it_may() {
     let mut shared = Shared::new();
     shared.desk.rules.max_prepared = 4;
     let mut server = Shared::active();
-    for old in ["a", "b", "c", "d", "e"] {
-        server.prepared.insert(old);
+    let shared_name = |name: &str| format!("understudy_{name}");
+    for old in ["a", "b", "c", "d", "e", "a"] {
+        server.prepared.insert(&shared_name(old));
     }
-    server.prepared.insert("a");
     shared.say(&[(b'P', b"s\0SELECT 1\0\0\0"), (b'S', b"")]);
     shared.give(server);
     assert_eq!(shared.desk.written(), "C C S");
@@ -282,7 +282,8 @@ fn a_server_keeps_no_more_statements_than_it_may() {
     shared.hear(input);
     let server = shared.returned().expect("it is given back");
     for (name, is_there) in [("a", true), ("b", false), ("c", false), ("d", true)] {
-        assert_eq!(server.prepared.contains(name), is_there, "{name}");
+        let is_held = server.prepared.contains(&shared_name(name));
+        assert_eq!(is_held, is_there, "{name}");
     }
 }
 
@@ -428,9 +429,9 @@ fn a_statement_is_shared_by_those_who_read_it_alike() {
     let mut server = Shared::active();
     for (zone, application, written) in [
         ("Europe/London", "one", "P S"),
-        ("Europe/London", "two", "S"),
+        ("Europe/London", "two", "C P S"),
         ("America/New_York", "two", "P S"),
-        ("Europe/London", "one", "S"),
+        ("Europe/London", "one", "C P S"),
     ] {
         let mut shared = Shared::new();
         server.reported.put("TimeZone", zone);
@@ -438,10 +439,12 @@ fn a_statement_is_shared_by_those_who_read_it_alike() {
         shared.say(&parse);
         shared.give(server);
         assert_eq!(shared.desk.written(), written, "{zone}, {application}");
-        let answer: &[(u8, &[u8])] = if written == "S" { &[] } else { &[(b'1', b"")] };
-        let mut input = frames(answer);
+        let closed = written.starts_with('C').then_some((b'3', &b""[..]));
+        let answer: Vec<_> = closed.into_iter().chain([(b'1', &b""[..])]).collect();
+        let mut input = frames(&answer);
         frame::put_ready(&mut input, b'I');
         shared.hear(input);
+        assert!(shared.desk.heard().ends_with("1 ZI"), "{zone}");
         server = shared.returned().expect("it is given back");
     }
     assert_eq!(server.prepared.iter().count(), 2);

@@ -221,7 +221,6 @@ fn what_a_session_keeps() {
     for text in [
         "CREATE TABLE pg_temp.t AS SELECT 1",
         "CREATE TABLE pg_temp_3.t (a int)",
-        "CREATE TABLE pg_temp.t AS EXECUTE p",
         "CREATE TYPE pg_temp.t AS (a int)",
         "CREATE TYPE pg_temp.t AS ENUM ('a')",
         "CREATE FOREIGN TABLE pg_temp.t (a int) SERVER s",
@@ -229,6 +228,16 @@ fn what_a_session_keeps() {
         assert_eq!(effects(text), temporary, "{text}");
     }
     assert_eq!(effects("SELECT 1 INTO pg_temp.t"), temporary);
+    let execute = Effect::Execute("p".into());
+    assert!(effects("CREATE TABLE pg_temp.t AS EXECUTE p").contains(&temporary[0]));
+    for text in [
+        "EXECUTE p (1)",
+        "EXPLAIN ANALYZE EXECUTE p",
+        "CREATE TABLE t AS EXECUTE p",
+        "EXPLAIN CREATE TABLE pg_temp.t AS EXECUTE p",
+    ] {
+        assert!(effects(text).contains(&execute), "{text}");
+    }
     assert_eq!(effects("SELECT * FROM pg_temp.t"), []);
     assert_eq!(
         effects("CREATE STATISTICS pg_temp.s ON a, b FROM t"),
