@@ -53,7 +53,6 @@ use nix::unistd::Pid;
 
 use crate::clients::schema::{Server, any_writable};
 use credentials::Credentials;
-use dax::credentials::write_new;
 use process::{Kill, Process};
 pub use settings::{NodeSettings, Options};
 use store::Network;
@@ -171,16 +170,8 @@ impl Cluster {
         let own = self.options.init_arguments.iter().map(String::as_str);
         let mut arguments = vec!["init", "--config", &config];
         arguments.extend(own);
-        let file = self.options.password_file();
-        let shown = file.display().to_string();
-        match &self.options.password {
-            _ if self.options.engine.is_some() => {}
-            Some(password) => {
-                write_new(&file, password)?;
-                arguments.extend(["--password-file", &shown]);
-            }
-            None => arguments.extend(["--", "--auth-host=trust"]),
-        }
+        let login = self.options.login()?;
+        arguments.extend(login.iter().map(String::as_str));
         self.run(&arguments).await.map(drop)
     }
 

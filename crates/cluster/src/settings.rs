@@ -6,6 +6,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use anyhow::Context;
+use dax::credentials::write_new;
 use store::Network;
 
 use super::credentials::{Credentials, VOLUME};
@@ -131,6 +132,20 @@ impl Options {
     /// The file with the superuser's password.
     pub(super) fn password_file(&self) -> PathBuf {
         self.dir.join("postgres.password")
+    }
+
+    /// Writes the superuser's password down; the arguments of `understudy init` that say how clients log in.
+    pub(super) fn login(&self) -> anyhow::Result<Vec<String>> {
+        let arguments = match &self.password {
+            _ if self.engine.is_some() => vec![],
+            Some(password) => {
+                let file = self.password_file();
+                write_new(&file, password)?;
+                vec!["--password-file".to_owned(), file.display().to_string()]
+            }
+            None => vec!["--".to_owned(), "--auth-host=trust".to_owned()],
+        };
+        Ok(arguments)
     }
 
     /// Where the logs of all processes are.

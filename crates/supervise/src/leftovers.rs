@@ -313,7 +313,7 @@ mod tests {
                 .collect::<Vec<_>>()
         };
         let deadline = Instant::now() + DIES_WITHIN;
-        let mut wait_for = |wanted: &str| {
+        let wait_for = |wanted: &str| {
             while states() != [wanted, wanted] {
                 assert!(Instant::now() < deadline, "{:?}, not {wanted}", states());
                 std::thread::sleep(Duration::from_millis(5));

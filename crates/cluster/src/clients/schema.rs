@@ -39,7 +39,7 @@ impl Server {
         config
     }
 
-    /// What PostgreSQL's programs find the password by.
+    /// The variable by which PostgreSQL's programs find the password.
     pub fn environment(&self) -> Option<(&'static str, &str)> {
         let password = self.password.as_deref()?;
         Some(("PGPASSWORD", password))

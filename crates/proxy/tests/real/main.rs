@@ -5,6 +5,7 @@ mod clients;
 mod crowd;
 mod drivers;
 mod entry;
+mod functions;
 mod idle;
 mod input;
 mod kept;

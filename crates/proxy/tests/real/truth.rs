@@ -8,19 +8,19 @@ use tokio_postgres::error::SqlState;
 use crate::server::psql;
 use crate::site::Site;
 
-const MODES: [&str; 2] = ["session", "transaction"];
+pub const MODES: [&str; 2] = ["session", "transaction"];
 
 async fn number(client: &Client, text: &str) -> i64 {
     client.query_one(text, &[]).await.expect(text).get(0)
 }
 
-async fn text(client: &Client, text: &str) -> String {
+pub async fn text(client: &Client, text: &str) -> String {
     let value: Option<String> = client.query_one(text, &[]).await.expect(text).get(0);
     value.unwrap_or_default()
 }
 
 /// A database that no proxy has asked about yet.
-async fn database(site: &Site, statements: &[&str]) -> String {
+pub async fn database(site: &Site, statements: &[&str]) -> String {
     site.primary.sql(&["CREATE DATABASE d"]);
     let directory = site.primary.directory().display().to_string();
     let conninfo = format!("host={directory} port=5432 user=postgres dbname=d");
@@ -30,7 +30,7 @@ async fn database(site: &Site, statements: &[&str]) -> String {
     conninfo
 }
 
-async fn connect(site: &Site) -> Client {
+pub async fn connect(site: &Site) -> Client {
     site.try_connect("postgres", "dbname=d")
         .await
         .expect("it connects")
@@ -478,70 +478,4 @@ async fn what_the_log_does_not_have_is_read_on_the_active() {
     }
     let took = began.elapsed();
     assert!(took < Duration::from_secs(40), "{took:?}");
-}
-
-const TENANTS: &[&str] = &[
-    "CREATE FUNCTION set_tenant(int) RETURNS void LANGUAGE plpgsql \
-     AS $$ BEGIN PERFORM set_config('app.tenant', $1::text, false); END $$",
-    "CREATE FUNCTION replaced(int) RETURNS void LANGUAGE sql AS 'SELECT'",
-];
-
-/// Only the first client of a database waited until its functions were read. What the others' functions set was lost without a
-/// word: one session in four of a program that had just started had no tenant.
-#[tokio::test(flavor = "multi_thread")]
-async fn clients_that_come_all_at_once_lose_nothing() {
-    for mode in MODES {
-        let site = Site::start(&format!("auth = \"trust\"\npool_mode = \"{mode}\"")).await;
-        database(&site, TENANTS).await;
-        let clients = (1..=8).map(|tenant| {
-            let connecting = connect(&site);
-            async move {
-                let client = connecting.await;
-                let set = format!("SELECT set_tenant({tenant})");
-                client.batch_execute(&set).await.expect("sets");
-                for _ in 0..5 {
-                    let has = text(&client, "SELECT current_setting('app.tenant', true)").await;
-                    assert_eq!(has, tenant.to_string(), "{mode}");
-                }
-            }
-        });
-        futures_util::future::join_all(clients).await;
-    }
-}
-
-/// What was read of functions is up to half a minute old. One that had been replaced since was taken for what it was before.
-#[tokio::test(flavor = "multi_thread")]
-async fn what_a_function_of_a_moment_ago_sets_is_not_lost_without_a_word() {
-    for mode in MODES {
-        let site = Site::start(&format!("auth = \"trust\"\npool_mode = \"{mode}\"")).await;
-        let conninfo = database(&site, TENANTS).await;
-        let (client, other) = (connect(&site).await, connect(&site).await);
-        for client in [&client, &other] {
-            client
-                .batch_execute("SELECT replaced(1)")
-                .await
-                .expect("in");
-        }
-        let replace = "CREATE OR REPLACE FUNCTION replaced(int) RETURNS void LANGUAGE plpgsql \
-             AS $$ BEGIN PERFORM set_config('app.newer', $1::text, false); END $$";
-        tokio::task::block_in_place(|| psql(&conninfo, replace)).expect("replaced");
-        client
-            .batch_execute("SELECT replaced(7)")
-            .await
-            .expect("sets");
-        let has = "SELECT current_setting('app.newer', true)";
-        for _ in 0..5 {
-            other
-                .batch_execute("SELECT 1")
-                .await
-                .expect("another client");
-            assert_eq!(text(&client, has).await, "7", "{mode}");
-            assert_eq!(text(&other, has).await, "", "{mode}");
-        }
-        site.take_over();
-        if let Ok(row) = client.query_one(has, &[]).await {
-            let has: Option<String> = row.get(0);
-            assert_eq!(has.as_deref(), Some("7"), "{mode}: lost without a word");
-        }
-    }
 }

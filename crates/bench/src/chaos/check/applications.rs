@@ -17,7 +17,7 @@ pub(crate) struct Keys {
     pub item: i64,
 }
 
-/// What a client did, and what it was told.
+/// A client's deed, and the answer to it.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) enum Deed {
     /// A row and one that refers to it, with keys of the database's; the keys, as far as they were told.
@@ -47,7 +47,7 @@ pub(crate) struct Row {
     pub keys: Keys,
 }
 
-/// What cannot have been.
+/// Something that cannot have been.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub(crate) enum Anomaly {

@@ -20,7 +20,6 @@ use tokio::sync::watch;
 use tokio::task::JoinHandle;
 use tokio::time::Instant;
 
-use super::leaving::silent;
 use crate::agent::context::Context;
 
 /// Stops and continues PostgreSQL until it is dropped. Whoever drops it kills the server, or knows that it runs.
@@ -84,5 +83,16 @@ impl Freezing {
         let data = self.data.clone();
         // It fails only if the runtime ends, and the server with it.
         let _ = tokio::task::spawn_blocking(move || signal(&data)).await;
+    }
+}
+
+/// Waits until no heartbeat was written for so long.
+pub(super) async fn silent(beaten: &watch::Receiver<Instant>, patience: impl Fn() -> Duration) {
+    loop {
+        let end = *beaten.borrow() + patience();
+        if Instant::now() >= end {
+            return;
+        }
+        tokio::time::sleep_until(end).await;
     }
 }

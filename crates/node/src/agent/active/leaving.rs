@@ -15,6 +15,7 @@ use tokio::task::JoinHandle;
 use tokio::time::Instant;
 use volume::view::View;
 
+use super::freezer::silent;
 use super::{Active, STOP_WITHIN, read_control};
 use crate::agent::context::Context;
 use crate::agent::error::Result;
@@ -151,17 +152,6 @@ impl Active {
         let control = read_control(&self.view).await?;
         let state = ControlFile::parse(&control)?.state;
         Ok((state == ClusterState::ShutDown).then_some(control))
-    }
-}
-
-/// Waits until no heartbeat was written for so long.
-pub(super) async fn silent(beaten: &watch::Receiver<Instant>, patience: impl Fn() -> Duration) {
-    loop {
-        let end = *beaten.borrow() + patience();
-        if Instant::now() >= end {
-            return;
-        }
-        tokio::time::sleep_until(end).await;
     }
 }
 

@@ -17,7 +17,7 @@ pub struct Broken {
 }
 
 /// How a unit ends a broken block.
-#[derive(PartialEq, Eq)]
+#[derive(Debug, PartialEq, Eq)]
 enum End {
     Commit,
     Rollback,
@@ -27,7 +27,8 @@ impl Session {
     /// The unit fails with this, or the next one if none is under way.
     pub(super) fn fail_unit(&mut self, refusal: &Refusal, out: &mut Out) {
         if let Some(replay) = self.replay.take() {
-            self.unit = replay.into_waiting().or(self.unit.take());
+            // What is run again is nobody's unit: a client that does nothing hears of it with what it does next.
+            self.unit = replay.into_waiting();
         }
         if let Some(link) = self.link.take() {
             self.remember(&link, link.uncertain_epoch());
@@ -98,6 +99,28 @@ impl Session {
         }
     }
 
+    /// A `COMMIT` that became a rollback because something of ours had failed must not look like one that
+    /// the client caused.
+    pub(super) fn pay_owed(&mut self, unit: &Unit, status: u8, out: &mut Out) {
+        if status != b'I' && !unit.facts.goes_on {
+            return;
+        }
+        let owed = self.owed.take();
+        if !unit.facts.commits || !unit.was_rolled_back {
+            return;
+        }
+        if let Some(owed) = owed {
+            out.client.extend_from_slice(&owed);
+        } else if self.status == b'T' && !unit.has_failed {
+            tracing::warn!(
+                "a transaction was rolled back of which its client had heard of no error"
+            );
+            Refusal::error("40001", "the transaction was rolled back")
+                .hint("Try the transaction again.")
+                .put(&mut out.client);
+        }
+    }
+
     /// Answers a unit of a block without a server.
     pub(super) fn answer_broken(&mut self, out: &mut Out) {
         let (Some(mut unit), Some(broken)) = (self.unit.take(), &mut self.broken) else {
@@ -106,7 +129,10 @@ impl Session {
         let untold = broken.untold.take();
         match (end_of(&unit), untold) {
             (Some(End::Commit), Some(untold)) => out.client.extend_from_slice(&untold),
-            (Some(_), _) => put_rollback(&unit, &mut out.client),
+            (Some(end), _) => {
+                tracing::info!(?end, "a transaction that was lost is ended by its client");
+                put_rollback(&unit, &mut out.client);
+            }
             (None, Some(untold)) => out.client.extend_from_slice(&untold),
             (None, None) => Refusal::error(
                 "25P02",

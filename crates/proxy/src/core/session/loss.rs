@@ -259,6 +259,7 @@ impl Session {
             out.effects.push(Effect::AskPosition { shown: false });
             return;
         }
+        tracing::info!(xid = doubt.xid.0, ran_in = %doubt.ran_on.epoch, now = %now.epoch, ?judged, "a commit is in doubt");
         match judged {
             Judgement::Ask => {
                 let text = local::status_query(doubt.xid);
@@ -309,6 +310,7 @@ impl Session {
             self.tell_unknown(out);
             return;
         }
+        tracing::info!(xid = doubt.xid.0, ran_in = %doubt.ran_on.epoch, now = ?now, status = ?self.asked_status, "a commit in doubt was looked up");
         match self.asked_status.take() {
             Some(XactStatus::Committed) => {
                 self.in_doubt = None;

@@ -484,28 +484,6 @@ impl Session {
         self.release(cx, out);
     }
 
-    /// A `COMMIT` that became a rollback because something of ours had failed must not look like one that
-    /// the client caused.
-    fn pay_owed(&mut self, unit: &Unit, status: u8, out: &mut Out) {
-        if status != b'I' && !unit.facts.goes_on {
-            return;
-        }
-        let owed = self.owed.take();
-        if !unit.facts.commits || !unit.was_rolled_back {
-            return;
-        }
-        if let Some(owed) = owed {
-            out.client.extend_from_slice(&owed);
-        } else if self.status == b'T' && !unit.has_failed {
-            tracing::warn!(
-                "a transaction was rolled back of which its client had heard of no error"
-            );
-            super::Refusal::error("40001", "the transaction was rolled back")
-                .hint("Try the transaction again.")
-                .put(&mut out.client);
-        }
-    }
-
     /// The transaction is over.
     pub(super) fn end_transaction(&mut self) {
         self.transaction = None;
