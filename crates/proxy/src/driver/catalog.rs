@@ -212,7 +212,7 @@ impl Catalogs {
         ))
     }
 
-    /// What is known, and true if it is to be asked for: nobody has for so long.
+    /// Functions as they are known, and true if they are to be asked for: nobody has for so long.
     fn look(&self, database: &str, valid: Duration) -> (Functions, bool) {
         let mut all = self.known.lock();
         let known = all.entry(database.to_owned()).or_default();

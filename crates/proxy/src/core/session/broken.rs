@@ -17,7 +17,7 @@ pub struct Broken {
 }
 
 /// How a unit ends a broken block.
-#[derive(Debug, PartialEq, Eq)]
+#[derive(PartialEq, Eq)]
 enum End {
     Commit,
     Rollback,
@@ -129,10 +129,7 @@ impl Session {
         let untold = broken.untold.take();
         match (end_of(&unit), untold) {
             (Some(End::Commit), Some(untold)) => out.client.extend_from_slice(&untold),
-            (Some(end), _) => {
-                tracing::info!(?end, "a transaction that was lost is ended by its client");
-                put_rollback(&unit, &mut out.client);
-            }
+            (Some(_), _) => put_rollback(&unit, &mut out.client),
             (None, Some(untold)) => out.client.extend_from_slice(&untold),
             (None, None) => Refusal::error(
                 "25P02",

@@ -10,6 +10,8 @@
 //!      └───────────── certain ───────────────────────────────────────────────────────────────▲
 //! ```
 
+use std::fmt::Debug;
+
 use dax::ids::Epoch;
 
 use super::super::outcome::{self, Judgement, Xid};
@@ -93,6 +95,12 @@ impl Doubt {
     /// The active at hand is lost as well.
     pub fn forget_proof(&mut self) {
         self.proof = Proof::Missing;
+    }
+
+    /// Leaves a line in the log of what an epoch says of it.
+    pub fn log(&self, now: Epoch, says: &dyn Debug) {
+        let (xid, ran_in) = (self.xid.0, self.ran_on.epoch);
+        tracing::info!(xid, %ran_in, %now, ?says, "a commit is in doubt");
     }
 
     /// What can be said before `now`, the active at hand, is asked.

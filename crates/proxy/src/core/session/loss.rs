@@ -259,7 +259,7 @@ impl Session {
             out.effects.push(Effect::AskPosition { shown: false });
             return;
         }
-        tracing::info!(xid = doubt.xid.0, ran_in = %doubt.ran_on.epoch, now = %now.epoch, ?judged, "a commit is in doubt");
+        doubt.log(now.epoch, &judged);
         match judged {
             Judgement::Ask => {
                 let text = local::status_query(doubt.xid);
@@ -310,7 +310,7 @@ impl Session {
             self.tell_unknown(out);
             return;
         }
-        tracing::info!(xid = doubt.xid.0, ran_in = %doubt.ran_on.epoch, now = ?now, status = ?self.asked_status, "a commit in doubt was looked up");
+        doubt.log(now.unwrap_or_default(), &self.asked_status);
         match self.asked_status.take() {
             Some(XactStatus::Committed) => {
                 self.in_doubt = None;
@@ -418,11 +418,8 @@ impl Session {
     }
 
     fn count_not_replayed(&mut self, why: Reason) {
-        tracing::info!(
-            reason = why.label(),
-            "a transaction was not run again, because {}",
-            why.words()
-        );
+        let (reason, because) = (why.label(), why.words());
+        tracing::info!(reason, "a transaction was not run again, because {because}");
         self.counts.not_replayed[why as usize] += 1;
     }
 

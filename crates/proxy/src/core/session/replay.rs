@@ -78,7 +78,6 @@ impl Session {
             self.unit = replay.waiting.take();
             self.replay = None;
             self.counts.replayed += 1;
-            tracing::info!(waits = self.unit.is_some(), "a transaction was run again");
             self.phase = Phase::Idle;
             if self.unit.is_some() {
                 self.start_unit(cx, out);

@@ -5,6 +5,7 @@ mod named;
 mod shared;
 mod standby;
 
+use super::super::sql::Catalog;
 use super::desk::{Desk, frames};
 
 /// `BEGIN` and a first `INSERT` in the simple protocol, whose transaction has the id.
@@ -77,6 +78,25 @@ fn lose_with(text: &[u8]) -> (String, String) {
 
 fn pair(heard: &str, written: &str) -> (String, String) {
     (heard.to_owned(), written.to_owned())
+}
+
+/// A client that did nothing was told of the loss in between, by messages that it did not wait for. What it sent next, its
+/// COMMIT, was answered with ROLLBACK, which most drivers take for a commit.
+#[test]
+fn a_replay_that_fails_while_its_client_does_nothing_is_told_with_what_comes_next() {
+    let mut desk = Desk::ready();
+    begin_and_write(&mut desk, 700);
+    desk.heard();
+    desk.written();
+    desk.take_over(900);
+    // What is read of the catalog meanwhile says that the next statement must not run twice.
+    desk.catalog = Catalog::default();
+    desk.answer(&[(b'C', b"BEGIN\0")], b'T');
+    assert!(desk.written().contains("INSERT"), "it is run again");
+    desk.take_over(950);
+    assert_eq!(desk.heard(), "", "nobody waits for anything");
+    desk.say(b'Q', &[b"COMMIT\0"]);
+    assert_eq!(desk.heard(), "08007 ZI");
 }
 
 /// To most drivers a COMMIT that is answered with ROLLBACK looks like one that has committed. A client that has heard of an

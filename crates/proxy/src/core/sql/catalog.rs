@@ -75,7 +75,7 @@ pub struct Catalog {
     pub computes_settings: bool,
     /// Nothing was read yet.
     pub is_unread: bool,
-    /// What [`OWN_FUNCTIONS`] gave when it was read.
+    /// The answer to [`OWN_FUNCTIONS`] when it was read.
     pub own_functions: Box<str>,
     /// Names that were never heard of are taken for harmless.
     #[cfg(test)]
@@ -126,7 +126,7 @@ impl Catalog {
         }
     }
 
-    /// What is known before anything was read: whatever is there may do anything.
+    /// A catalog before anything was read: whatever is there may do anything.
     pub fn unread() -> Catalog {
         Catalog {
             is_unread: true,
