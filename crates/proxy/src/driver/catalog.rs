@@ -309,7 +309,12 @@ fn active_of(cluster: &Cluster) -> Result<Address, CatalogError> {
 async fn learn(login: OwnLogin, cluster: Arc<Cluster>, database: String, to: Functions) {
     match read_catalog(&login, &cluster, &database).await {
         Ok(catalog) => *to.write() = Arc::new(catalog),
-        Err(error) => tracing::debug!(%error, database, "functions are not known"),
+        Err(error) if to.read().is_unread => tracing::warn!(
+            error = &error as &dyn std::error::Error,
+            database,
+            "functions cannot be read: until they can, clients wait to be let in, and what they run is taken to do anything"
+        ),
+        Err(error) => tracing::debug!(%error, database, "functions were not read again"),
     }
 }
 

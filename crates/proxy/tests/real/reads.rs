@@ -70,8 +70,8 @@ async fn what_is_no_plain_read_stays_on_the_active() {
         )
         .await
         .expect("creates");
-    // Until the catalogs are read every function is taken for volatile.
-    tokio::time::sleep(Duration::from_millis(500)).await;
+    // Until the catalogs are read again, a session that has called what is new stays on the active.
+    tokio::time::sleep(Duration::from_millis(2_500)).await;
     for text in [
         "SELECT a FROM t FOR UPDATE",
         "SELECT nextval('s')",

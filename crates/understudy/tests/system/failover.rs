@@ -191,3 +191,52 @@ impl Drop for Flood {
         self.0.store(true, Ordering::Relaxed);
     }
 }
+
+/// Rows that a node acknowledges as soon as it takes writes at all, for as long as it lives: its PostgreSQL is killed at once.
+async fn first_rows(server: &Server, from: i32) -> Result<i32> {
+    let deadline = tokio::time::Instant::now() + TIMEOUT;
+    loop {
+        ensure!(tokio::time::Instant::now() < deadline, "nobody took over");
+        let Ok(client) = connect(&server.config()).await else {
+            continue;
+        };
+        let insert = format!("INSERT INTO first_rows VALUES ({from})");
+        if client.batch_execute(&insert).await.is_ok() {
+            return Ok(from);
+        }
+        tokio::time::sleep(Duration::from_millis(1)).await;
+    }
+}
+
+/// Others come back later: nothing else writes in the first moments of an epoch.
+#[tokio::test(flavor = "multi_thread")]
+#[ignore = "system test: make test-system"]
+async fn what_a_new_active_acknowledges_first_outlives_it() -> Result<()> {
+    let mut stage = Stage::set("first-rows").await?;
+    let mut active = stage.cluster.wait_active(TIMEOUT).await?;
+    let client = connect(&stage.cluster.server(&active)?.config()).await?;
+    client
+        .batch_execute("CREATE TABLE first_rows (n int)")
+        .await?;
+    let mut acknowledged = Vec::new();
+    for n in 0..6 {
+        let other = stage.cluster.names().find(|name| *name != active);
+        let other = other.context("two nodes")?.to_owned();
+        stage.cluster.wait_follows(&other, TIMEOUT).await?;
+        stage.cluster.kill_postgres(&active)?;
+        acknowledged.push(first_rows(&stage.cluster.server(&other)?, n).await?);
+        active = other;
+    }
+    stage.commits(100).await?;
+    let active = stage.cluster.wait_active(TIMEOUT).await?;
+    let client = connect(&stage.cluster.server(&active)?.config()).await?;
+    let rows = client
+        .query("SELECT n FROM first_rows ORDER BY n", &[])
+        .await?;
+    let rows: Vec<i32> = rows.iter().map(|row| row.get(0)).collect();
+    ensure!(
+        rows == acknowledged,
+        "{acknowledged:?} were acknowledged, and there are {rows:?}"
+    );
+    stage.verify().await
+}

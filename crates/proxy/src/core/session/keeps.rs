@@ -269,7 +269,7 @@ impl Bond {
             Bond::Temporary => "a temporary table",
             Bond::Advisory => "an advisory lock",
             Bond::HeldCursor => "a cursor WITH HOLD",
-            Bond::Unknown => "settings made in a way that cannot be repeated",
+            Bond::Unknown | Bond::Unread => "settings made in a way that cannot be repeated",
         }
     }
 }

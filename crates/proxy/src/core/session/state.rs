@@ -218,15 +218,17 @@ impl Session {
         if !is_read {
             out.effects.push(Effect::LearnFunctions);
         }
-        // It may have a setting that nobody knows the name of.
-        let is_unknown = cx.catalog.computes_settings || !is_read && link.has_run_own;
-        link.is_unasked = false;
-        link.has_run_own = false;
-        self.take_state(&answer, is_unknown, &mut link);
+        // It may have a setting that nobody knows the name of yet: it is asked again with whatever comes next.
+        let is_unread = !is_read && link.has_run_own;
+        link.is_unasked = is_unread;
+        link.has_run_own = is_unread;
+        let computed = cx.catalog.computes_settings.then_some(Bond::Unknown);
+        let unread = is_unread.then_some(Bond::Unread);
+        self.take_state(&answer, computed.or(unread), &mut link);
         self.link = Some(link);
     }
 
-    fn take_state(&mut self, answer: &Answer, is_unknown: bool, link: &mut Server) {
+    fn take_state(&mut self, answer: &Answer, hidden: Option<Bond>, link: &mut Server) {
         let is_active = link.epoch().is_some();
         let (mut bonds, mut channels, mut prepared) = (Vec::new(), Vec::new(), Vec::new());
         for (kind, name, value) in &answer.rows {
@@ -267,8 +269,8 @@ impl Session {
         }
         if is_active {
             self.keeps.has_on_server(&bonds, channels, prepared);
-            if is_unknown {
-                self.keeps.bind(Bond::Unknown);
+            if let Some(bond) = hidden {
+                self.keeps.bind(bond);
             }
         } else if !bonds.is_empty() || !channels.is_empty() || !prepared.is_empty() {
             link.is_tainted = true;

@@ -86,6 +86,8 @@ pub enum Bond {
     HeldCursor,
     /// A function set something that the proxy cannot read.
     Unknown,
+    /// A function may have set something, and is newer than what was read of it. Until it is read.
+    Unread,
 }
 
 /// What of a statement lets its session keep its server in transaction mode, or releases it.
