@@ -54,7 +54,7 @@ use nix::unistd::Pid;
 use crate::clients::schema::{Server, any_writable};
 use credentials::Credentials;
 use process::{Kill, Process};
-pub use settings::{NodeSettings, Options};
+pub use settings::{NodeSettings, Options, PASSWORD_FILE};
 use store::Network;
 pub use supervise::ports;
 

@@ -73,6 +73,9 @@ const EVERYWHERE_STORAGE: &str = "UNDERSTUDY_TEST_STORAGE";
 /// Of a database that is gone in a minute.
 const PASSWORD: &str = "demo";
 
+/// The file with the superuser's password, in a cluster's directory.
+pub const PASSWORD_FILE: &str = "postgres.password";
+
 const LOOPBACK: Ipv4Addr = Ipv4Addr::LOCALHOST;
 
 /// What the zone server with this place in the list is called.
@@ -131,7 +134,7 @@ impl Options {
 
     /// The file with the superuser's password.
     pub(super) fn password_file(&self) -> PathBuf {
-        self.dir.join("postgres.password")
+        self.dir.join(PASSWORD_FILE)
     }
 
     /// Writes the superuser's password down; the arguments of `understudy init` that say how clients log in.

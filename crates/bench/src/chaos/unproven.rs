@@ -9,6 +9,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::Context;
 use async_trait::async_trait;
+use cluster::PASSWORD_FILE;
 use cluster::clients::schema::Server;
 use cluster::ports;
 use coordination::channel::Party;
@@ -56,7 +57,11 @@ pub(super) fn start(proxy: &cluster::proxy::Proxy) -> anyhow::Result<Server> {
         ..proxy.server().clone()
     };
     let listen = format!("{}:{}", server.host, server.port);
-    let config = format!("listen = \"{listen}\"\nauth = \"trust\"\n[reads]\nmode = \"strong\"\n");
+    let password = proxy.config().with_file_name(PASSWORD_FILE);
+    let config = format!(
+        "listen = \"{listen}\"\n[control]\npassword_file = \"{}\"\n[reads]\nmode = \"strong\"\n",
+        password.display()
+    );
     let config = Config::parse(&config)?;
     tokio::spawn(async move {
         if let Err(error) = run(cluster, config).await {
