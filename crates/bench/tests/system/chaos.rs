@@ -42,7 +42,6 @@ fn a_minute_of_chaos_loses_nothing() -> Result<()> {
         "prepared",
         "snapshots",
         "strong_reads",
-        "deeds",
     ] {
         let count = &report["counts"][count];
         ensure!(count.as_u64() > Some(0), "{:#}", report["counts"]);
