@@ -286,8 +286,7 @@ async fn run_chaos(args: cli::BenchChaos) -> anyhow::Result<Code> {
         report = Box::pin(chaos::run(&options, say)) => report,
         () = interrupted() => return Ok(Code::Interrupted),
     };
-    let passed = matches!(&result, Ok(report) if report.passed);
-    keep_unless(&mut workspace, passed);
+    keep_unless(&mut workspace, matches!(&result, Ok(it) if it.passed));
     let mut report = result?;
     report.data = workspace.is_kept().then(|| workspace.path().to_owned());
     print(&args.common, &report, chaos::table)?;
