@@ -59,20 +59,17 @@ impl Cluster {
         let node = self.settings.first().context("a cluster has a node")?;
         let port = ports::free()?;
         let own = settings.join("\n");
-        let auth = match &self.options.password {
-            Some(_) => "auth = \"scram\"",
-            None => "auth = \"trust\"",
-        };
         let sites = self.options.sites.as_ref();
         let address = sites.map_or(Ipv4Addr::LOCALHOST, |sites| sites.centre());
-        let control = match &self.options.password {
-            Some(_) => format!(
-                "[control]\npassword_file = \"{}\"\n",
-                self.options.password_file().display()
-            ),
-            None => String::new(),
+        let (auth, control) = match &self.options.password {
+            Some(_) => {
+                let file = self.options.password_file();
+                let control = format!("[control]\npassword_file = \"{}\"\n", file.display());
+                ("scram", control)
+            }
+            None => ("trust", String::new()),
         };
-        let listen = format!("listen = \"{address}:{port}\"\n{auth}\n{own}\n{control}");
+        let listen = format!("listen = \"{address}:{port}\"\nauth = \"{auth}\"\n{own}\n{control}");
         let text = std::fs::read_to_string(&node.config)?;
         let mut table: toml::Table = text.parse()?;
         // Of a node's file, what says which cluster it is.

@@ -273,7 +273,7 @@ pub fn one_way(round_trips_ms: [f64; 3], from: usize, to: usize) -> Duration {
     Duration::from_secs_f64(round_trip_ms / 2000.0)
 }
 
-/// Writes a `pg_hba.conf` that lets in whoever reaches the bridge (initdb's own trusts the loopback only);
+/// Writes a `pg_hba.conf` by whose method everybody logs in who reaches the bridge (initdb's own has the loopback only);
 /// the value of PostgreSQL's parameter `hba_file`.
 ///
 /// # Errors

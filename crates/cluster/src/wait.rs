@@ -33,6 +33,19 @@ impl Cluster {
         }
     }
 
+    /// Waits until this node is the one that accepts writes.
+    ///
+    /// # Errors
+    /// It does not in time.
+    pub async fn wait_takes_over(&self, name: &str, timeout: Duration) -> anyhow::Result<()> {
+        let deadline = Instant::now() + timeout;
+        while self.active().await.as_deref() != Some(name) {
+            anyhow::ensure!(Instant::now() < deadline, "{name} does not take over");
+            tokio::time::sleep(POLL).await;
+        }
+        Ok(())
+    }
+
     /// The node that accepts writes now, if there is one.
     pub async fn active(&self) -> Option<String> {
         for node in &self.settings {

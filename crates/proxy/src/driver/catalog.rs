@@ -9,7 +9,6 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use parking_lot::{Mutex, RwLock};
-use tokio::task::JoinHandle;
 use tokio_postgres::config::SslMode;
 use tokio_postgres::error::{DbError, Severity};
 use tokio_postgres::{Client, NoTls};
@@ -202,14 +201,14 @@ impl Catalogs {
         }
     }
 
-    fn learn(&self, database: &str, functions: &Functions) -> JoinHandle<()> {
+    fn learn(&self, database: &str, functions: &Functions) {
         let (login, cluster) = (self.login.clone(), self.cluster.clone());
         tokio::spawn(learn(
             login,
             cluster,
             database.to_owned(),
             functions.clone(),
-        ))
+        ));
     }
 
     /// Functions as they are known, and true if they are to be asked for: nobody has for so long.

@@ -35,7 +35,7 @@ async fn clients_that_come_all_at_once_lose_nothing() {
     }
 }
 
-/// What was read of functions is up to half a minute old. One that had been replaced since was taken for what it was before.
+/// Functions are read every half minute. One that had been replaced since was taken for what it was before.
 #[tokio::test(flavor = "multi_thread")]
 async fn what_a_function_of_a_moment_ago_sets_is_not_lost_without_a_word() {
     for mode in MODES {

@@ -117,14 +117,7 @@ async fn one_zombie(cluster: &mut CassandraStage, round: usize) -> Result<String
     tokio::time::sleep(Duration::from_millis(random_range(0..500))).await;
     let frozen = stage.clock.now();
     stage.cluster.node_process(&old).context("it runs")?.pause();
-    let deadline = tokio::time::Instant::now() + LONG_PATIENCE;
-    while stage.cluster.active().await.as_deref() != Some(&other) {
-        ensure!(
-            tokio::time::Instant::now() < deadline,
-            "{other} does not take over"
-        );
-        tokio::time::sleep(Duration::from_millis(50)).await;
-    }
+    stage.cluster.wait_takes_over(&other, LONG_PATIENCE).await?;
     // These wait in its sockets when it thaws.
     let mut answers = JoinSet::new();
     for zombie in zombies {

@@ -81,14 +81,7 @@ async fn a_paused_active_that_wakes_up_is_refused() -> Result<()> {
     // Its clients hang with it: only new connections find the new active.
     let other = stage.cluster.names().find(|name| *name != old);
     let other = other.context("two nodes")?.to_owned();
-    let deadline = tokio::time::Instant::now() + TIMEOUT;
-    while stage.cluster.active().await.as_deref() != Some(&other) {
-        ensure!(
-            tokio::time::Instant::now() < deadline,
-            "{other} does not take over"
-        );
-        tokio::time::sleep(Duration::from_millis(50)).await;
-    }
+    stage.cluster.wait_takes_over(&other, TIMEOUT).await?;
     stage.expect_fenced(&old);
     stage
         .cluster
@@ -192,17 +185,16 @@ impl Drop for Flood {
     }
 }
 
-/// Rows that a node acknowledges as soon as it takes writes at all, for as long as it lives: its PostgreSQL is killed at once.
-async fn first_rows(server: &Server, from: i32) -> Result<i32> {
+/// Writes a row as soon as the server takes writes at all.
+async fn first_row(server: &Server, n: i32) -> Result<()> {
     let deadline = tokio::time::Instant::now() + TIMEOUT;
     loop {
         ensure!(tokio::time::Instant::now() < deadline, "nobody took over");
-        let Ok(client) = connect(&server.config()).await else {
-            continue;
-        };
-        let insert = format!("INSERT INTO first_rows VALUES ({from})");
-        if client.batch_execute(&insert).await.is_ok() {
-            return Ok(from);
+        if let Ok(client) = connect(&server.config()).await {
+            let insert = format!("INSERT INTO first_rows VALUES ({n})");
+            if client.batch_execute(&insert).await.is_ok() {
+                return Ok(());
+            }
         }
         tokio::time::sleep(Duration::from_millis(1)).await;
     }
@@ -224,7 +216,8 @@ async fn what_a_new_active_acknowledges_first_outlives_it() -> Result<()> {
         let other = other.context("two nodes")?.to_owned();
         stage.cluster.wait_follows(&other, TIMEOUT).await?;
         stage.cluster.kill_postgres(&active)?;
-        acknowledged.push(first_rows(&stage.cluster.server(&other)?, n).await?);
+        first_row(&stage.cluster.server(&other)?, n).await?;
+        acknowledged.push(n);
         active = other;
     }
     stage.commits(100).await?;

@@ -23,7 +23,7 @@ use crate::chaos::check::applications::{Deed, Id, Keys, Row};
 /// The role of the applications, which row security holds for.
 const ROLE: &str = "chaos_app";
 /// The proxy's name for the database in pool mode `transaction`.
-pub(crate) const POOLED: &str = "pooled";
+const POOLED: &str = "pooled";
 /// Clients of each way to connect.
 const OF_EACH: i32 = 2;
 

@@ -12,13 +12,13 @@ use super::unit::Unit;
 /// So many of the prepared statements that an endless unit names are kept: one of them may be what fails.
 const NAMED_LATELY: usize = 1000;
 
-/// What was forgotten with a statement that takes prepared statements away.
+/// Prepared statements that were forgotten with one that takes them away.
 #[derive(Debug)]
 pub struct Forgotten {
     /// Which of the unit's statements that is.
     at: usize,
     names: Names,
-    /// What the server in hand had when it was written, if it takes all of them.
+    /// Those of the server in hand when it was written, if it takes all of them.
     on_server: Option<(Held, Option<Box<str>>)>,
 }
 
@@ -60,7 +60,7 @@ impl Session {
         }
     }
 
-    /// What takes all prepared statements away is written to the server in hand.
+    /// Forgets the prepared statements that an effect takes away, as it is written to the server in hand.
     pub(super) fn forget_statements(&mut self, unit: &mut Unit, effect: &Does) {
         if let (Does::DiscardAll | Does::Deallocate(None), Some(link)) = (effect, &mut self.link) {
             if let Some(forgotten) = unit

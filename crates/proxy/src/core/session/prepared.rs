@@ -26,7 +26,7 @@ pub struct Prepared {
     reading: u64,
     /// A literal in it means the time when it is prepared, like `'today'`.
     pub is_of_moment: bool,
-    /// What follows the name in its `Parse`: the text and the types of parameters.
+    /// The rest of its `Parse`, behind the name: the text and the types of parameters.
     pub definition: Bytes,
     /// What it does.
     pub statement: Arc<Statement>,
@@ -37,7 +37,7 @@ pub struct Prepared {
 pub struct Needed {
     /// The client's name.
     pub name: Box<str>,
-    /// What follows the name in its `Parse`.
+    /// The rest of its `Parse`, behind the name.
     pub definition: Bytes,
 }
 
@@ -112,7 +112,7 @@ impl Names {
         Some(prepared.clone())
     }
 
-    /// What the statement of this name was made of.
+    /// Definition of the statement of this name.
     pub fn definition(&self, name: &str) -> Option<&Bytes> {
         let prepared = self.statements.get(name)?;
         Some(&prepared.definition)

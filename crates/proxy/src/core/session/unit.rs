@@ -124,7 +124,7 @@ pub struct Unit {
     pub stale: Vec<Box<str>>,
     /// A statement was written behind which settings may be others than the server has reported.
     pub may_have_set: bool,
-    /// What was forgotten with a statement that takes prepared ones away.
+    /// Prepared statements that were forgotten with one that takes them away.
     pub forgotten: Option<Box<Forgotten>>,
     /// A `COMMIT` ended as a rollback.
     pub was_rolled_back: bool,

@@ -245,7 +245,7 @@ fn executed(node: &Tree) -> Option<&str> {
     }
 }
 
-/// What is explained, or makes a table, and the statement itself if it does neither.
+/// The statement that is explained or makes a table; the statement itself if it does neither.
 fn innermost(node: &Tree) -> &Tree {
     let within = match node {
         Tree::ExplainStmt(explain) => inner(explain.query.as_deref()),
