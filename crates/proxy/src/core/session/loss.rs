@@ -342,13 +342,15 @@ impl Session {
         let Some(unit) = &mut self.unit else {
             return;
         };
-        let answers = match unit.held.take() {
-            Some(held) => Some(vec![held]),
-            None => lost_answers(unit),
+        let answers = match unit.is_answered_whole() {
+            true => Some(Vec::new()),
+            false => lost_answers(unit),
         };
+        let held = unit.held.split().freeze();
         let mut told = Out::default();
+        self.tell_all(&held, &mut told);
         for answer in answers.iter().flatten() {
-            self.emit(answer, &mut told);
+            self.tell_all(answer, &mut told);
         }
         let Some(unit) = self.unit.take() else {
             return;
@@ -421,6 +423,27 @@ impl Session {
         let (reason, because) = (why.label(), why.words());
         tracing::info!(reason, "a transaction was not run again, because {because}");
         self.counts.not_replayed[why as usize] += 1;
+    }
+
+    /// The unit was run again, and answers otherwise than its client had heard.
+    pub(super) fn fail_as_other(&mut self, out: &mut Out) {
+        let may_be_there = self
+            .unit
+            .as_deref()
+            .is_some_and(|unit| may_have_committed(unit, self.has_written(unit)));
+        if !may_be_there {
+            self.fail_transaction(Reason::OtherAnswers, out);
+            return;
+        }
+        self.count_not_replayed(Reason::OtherAnswers);
+        self.counts.in_doubt += 1;
+        self.counts.in_doubt_unknown += 1;
+        let refusal = Refusal::error("08007", "it is not known whether the transaction committed")
+            .detail(
+                "Its server was lost, and when it was run again, its answers were others than those that had been given.",
+            )
+            .hint("Look for its effects before you try again.");
+        self.fail_unit(&refusal, out);
     }
 
     /// The open transaction is lost.

@@ -1,6 +1,7 @@
 //! What becomes of units and transactions whose server is lost, message by message.
 
 mod durability;
+mod held;
 mod named;
 mod shared;
 mod standby;
@@ -256,6 +257,8 @@ fn what_a_function_may_not_run_is_told_as_without_the_proxy() {
     desk.answer(&[(b'C', b"BEGIN\0")], b'T');
     let error = b"SERROR\0VERROR\0C25001\0MVACUUM cannot run inside a transaction block\0RPreventInTransactionBlock\0\0";
     desk.answer(&[(b'E', error)], b'E');
+    desk.answer(&[], b'E');
+    desk.answer(&[(b'C', b"ROLLBACK\0")], b'I');
     let told = String::from_utf8_lossy(&desk.out.client).into_owned();
     assert!(
         told.contains("VACUUM cannot be executed from a function"),

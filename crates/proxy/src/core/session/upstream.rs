@@ -29,6 +29,8 @@ const IN_A_FUNCTION: &[u8] = b" cannot be executed from a function";
 
 /// A row that is longer is passed on in pieces.
 const STREAMED_BYTES: usize = 64 << 10;
+/// Answers that are longer in all are not held back.
+const HELD_BYTES: usize = 64 << 10;
 
 impl Session {
     /// Takes what is there of a server's answers. `rest` is how much of a message that is passed on in pieces
@@ -54,6 +56,7 @@ impl Session {
                     at += len;
                 }
                 Ok(Some((tag, len))) if self.may_stream(tag, len) => {
+                    self.tell_held(out);
                     out.client.extend_from_slice(&input[at..]);
                     *rest = len - (input.len() - at);
                     at = input.len();
@@ -110,7 +113,7 @@ impl Session {
         }
         let differs = self.unit.as_ref().is_some_and(|unit| unit.differs);
         if differs && !cx.lacks(Flaw::AnswersNotCompared) {
-            self.fail_transaction(Reason::OtherAnswers, out);
+            self.fail_as_other(out);
         }
     }
 
@@ -164,11 +167,11 @@ impl Session {
         match (to, tag) {
             (To::Commit, b'C') => self.wrap_committed(bytes, out),
             (To::Wrapped, b'C') => {
-                self.tell_held(out);
-                self.hold(bytes);
+                if let Some(unit) = &mut self.unit {
+                    unit.held.extend_from_slice(bytes);
+                }
             }
             (To::Client | To::Wrapped, _) => {
-                self.tell_held(out);
                 self.note_answer(tag, bytes, out);
                 self.emit(bytes, out);
             }
@@ -182,20 +185,6 @@ impl Session {
         if is_over {
             self.slots.pop();
             self.flush_emits(out);
-        }
-    }
-
-    fn hold(&mut self, bytes: &[u8]) {
-        if let Some(unit) = &mut self.unit {
-            unit.held = Some(Bytes::copy_from_slice(bytes));
-        }
-    }
-
-    /// What was held was not the end.
-    fn tell_held(&mut self, out: &mut Out) {
-        let held = self.unit.as_mut().and_then(|unit| unit.held.take());
-        if let Some(held) = held {
-            self.emit(&held, out);
         }
     }
 
@@ -244,8 +233,36 @@ impl Session {
         }
     }
 
-    /// An answer that is the client's: to the client, or into a digest only.
+    /// An answer that is the client's: now, or when its commit is known.
     pub(super) fn emit(&mut self, bytes: &[u8], out: &mut Out) {
+        if let Some(unit) = &mut self.unit
+            && self.phase == Phase::Running
+            && unit.holds_back()
+            && unit.held.len() + bytes.len() <= HELD_BYTES
+        {
+            unit.held.extend_from_slice(bytes);
+            return;
+        }
+        self.tell_held(out);
+        self.tell(bytes, out);
+    }
+
+    /// What was held back.
+    fn tell_held(&mut self, out: &mut Out) {
+        let held = self.unit.as_mut().map(|unit| unit.held.split().freeze());
+        self.tell_all(&held.unwrap_or_default(), out);
+    }
+
+    /// Several answers, one behind the other.
+    pub(super) fn tell_all(&mut self, mut answers: &[u8], out: &mut Out) {
+        while let Ok(Some((_, len))) = frame::head(answers) {
+            self.tell(&answers[..len], out);
+            answers = &answers[len..];
+        }
+    }
+
+    /// An answer that is the client's: to the client, or into a digest only.
+    fn tell(&mut self, bytes: &[u8], out: &mut Out) {
         let Some(unit) = &mut self.unit else {
             return;
         };
@@ -358,9 +375,13 @@ impl Session {
     fn client_error(&mut self, code: &[u8], bytes: &[u8], out: &mut Out) {
         if let Some(unit) = &mut self.unit {
             unit.has_failed = true;
-            unit.held = None;
             unit.is_copying_in = false;
+            if unit.is_wrapped {
+                // PostgreSQL would not have called the statement complete.
+                drop_complete(&mut unit.held);
+            }
         }
+        self.tell_held(out);
         match self.owed.take() {
             Some(owed) if code == FAILED_TRANSACTION => self.emit(&owed, out),
             _ => self.emit(bytes, out),
@@ -446,20 +467,13 @@ impl Session {
 
     /// The unit is answered.
     pub(super) fn finish(&mut self, cx: &Context<'_>, status: u8, out: &mut Out) {
+        self.tell_held(out);
         let Some(mut unit) = self.unit.take() else {
             return;
         };
-        if let Some(held) = unit.held.take() {
-            self.unit = Some(unit);
-            self.emit(&held, out);
-            let Some(back) = self.unit.take() else {
-                return;
-            };
-            unit = back;
-        }
         if unit.had.is_some() {
             self.unit = Some(unit);
-            self.fail_transaction(Reason::OtherAnswers, out);
+            self.fail_as_other(out);
             return;
         }
         self.pay_owed(&unit, status, out);
@@ -532,5 +546,17 @@ impl Session {
         } else {
             transaction.obstacle = Some(Reason::Off);
         }
+    }
+}
+
+/// Takes the end of a statement off the end of answers.
+fn drop_complete(answers: &mut BytesMut) {
+    let mut at = 0;
+    while let Ok(Some((tag, len))) = frame::head(&answers[at..]) {
+        if tag == b'C' && at + len == answers.len() {
+            answers.truncate(at);
+            return;
+        }
+        at += len;
     }
 }
