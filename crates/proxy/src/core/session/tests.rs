@@ -100,6 +100,33 @@ fn a_replay_that_fails_while_its_client_does_nothing_is_told_with_what_comes_nex
     assert_eq!(desk.heard(), "08007 ZI");
 }
 
+/// Drivers close statements without looking at what becomes of it. The error was told there, and the COMMIT behind it was
+/// answered with ROLLBACK: an application had its commit acknowledged, and none of its rows.
+#[test]
+fn an_error_is_not_told_to_a_close_that_nobody_waits_for() {
+    for is_under_way in [true, false] {
+        let mut desk = Desk::ready();
+        begin_and_write(&mut desk, 700);
+        let mut close = |desk: &mut Desk| {
+            desk.say(b'C', &[b"Ss\0"]);
+            desk.say(b'S', &[]);
+        };
+        if is_under_way {
+            close(&mut desk);
+        }
+        desk.take_over(900);
+        desk.answer(&[(b'C', b"BEGIN\0")], b'T');
+        desk.answer(&[(b'C', b"INSERT 0 7\0")], b'T');
+        if !is_under_way {
+            assert_eq!(desk.heard(), "", "nobody waits for anything");
+            close(&mut desk);
+        }
+        assert_eq!(desk.heard(), "3 ZT");
+        desk.say(b'Q', &[b"COMMIT\0"]);
+        assert_eq!(desk.heard(), "40001 ZI");
+    }
+}
+
 /// To most drivers a COMMIT that is answered with ROLLBACK looks like one that has committed. A client that has heard of an
 /// error in its transaction knows better.
 #[test]
