@@ -107,7 +107,7 @@ fn an_error_is_not_told_to_a_close_that_nobody_waits_for() {
     for is_under_way in [true, false] {
         let mut desk = Desk::ready();
         begin_and_write(&mut desk, 700);
-        let mut close = |desk: &mut Desk| {
+        let close = |desk: &mut Desk| {
             desk.say(b'C', &[b"Ss\0"]);
             desk.say(b'S', &[]);
         };
