@@ -150,7 +150,7 @@ fn walk(
         let hider = layout.hidden_by(name);
         let is_unlogged = hider.is_some_and(|hider| all.contains_key(hider.as_bytes()));
         match inode.kind {
-            FileKind::Directory if matches!(of_class, FileClass::Private | FileClass::Log) => {}
+            FileKind::Directory if of_class != class => {}
             FileKind::Directory => {
                 directories.push(Directory {
                     path: path.clone(),

@@ -18,7 +18,7 @@ use std::path::{Path, PathBuf};
 use futures_util::{StreamExt, TryStreamExt, stream};
 use nix::unistd::{Gid, Uid};
 use pgdata::control::{Capacity, ControlFile};
-use pgdata::layout::{CONTROL_FILE, PostgresLayout};
+use pgdata::layout::{CONTROL_FILE, LOG, PostgresLayout};
 use pgdata::segment::SegmentSize;
 use volume::layout::Layout;
 use volume::lsn::Lsn;
@@ -141,6 +141,7 @@ pub async fn restore(
     for one in &manifest.directories {
         place.directory(&one.path)?;
     }
+    place.directory(LOG)?;
     for path in PostgresLayout::new(control.segment_size).private_directories(false) {
         place.directory(&path)?;
     }

@@ -69,10 +69,10 @@ pub struct ArchiveLog {
     pub repository: PathBuf,
     /// How often an image is copied.
     #[arg(long, value_name = "TIME", default_value = "1d", value_parser = duration)]
-    pub images: Duration,
+    pub images_every: Duration,
     /// How often the log is copied.
     #[arg(long, value_name = "TIME", default_value = "3s", value_parser = duration)]
-    pub log: Duration,
+    pub log_every: Duration,
     /// By which name it claims what it reads; no node has it, and nobody else who makes backups at the same time.
     #[arg(long, value_name = "NAME", default_value = "backup-archive", value_parser = node_name)]
     pub name: NodeName,

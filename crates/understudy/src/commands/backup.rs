@@ -185,7 +185,7 @@ async fn archive_on(
     let mut source = claim(registry, repository, args.name.clone(), resumed).await?;
     let from = resumed.unwrap_or(source.seal().redo);
     let mut archiver = Archiver::begin(&source, repository, from).await?;
-    let mut is_due = last.is_none_or(|(_, last)| is_older(&last, args.images));
+    let mut is_due = last.is_none_or(|(_, last)| is_older(&last, args.images_every));
     let mut imaged = Instant::now();
     loop {
         match archiver.copy(&mut source).await? {
@@ -197,7 +197,7 @@ async fn archive_on(
             }
         }
         source.keep(archiver.at()).await?;
-        if is_due || imaged.elapsed() > args.images {
+        if is_due || imaged.elapsed() > args.images_every {
             source.advance().await?;
             archiver = Archiver::begin(&source, repository, source.seal().redo).await?;
             let manifest = create(&mut source, &mut archiver, repository, teller()).await?;
@@ -206,7 +206,7 @@ async fn archive_on(
             source.let_image_go().await?;
             (is_due, imaged) = (false, Instant::now());
         }
-        tokio::time::sleep(args.log).await;
+        tokio::time::sleep(args.log_every).await;
     }
 }
 
@@ -350,7 +350,9 @@ fn moment(text: &str) -> anyhow::Result<(Target, Option<u64>)> {
             .advise("Write \"latest\", a position such as 0/16B3748, or a time in UTC such as \"2026-11-28 14:00:00\".")
     })?;
     let since_1970 = time.duration_since(UNIX_EPOCH).unwrap_or_default();
+    // A server that only reads its files knows no abbreviations of time zones.
     let text = humantime::format_rfc3339_micros(time).to_string();
+    let text = text.replace('T', " ").replace('Z', "+00");
     Ok((
         Target::Time(text),
         u64::try_from(since_1970.as_millis()).ok(),

@@ -60,9 +60,9 @@ impl Archived {
             .args([
                 "--repository",
                 &self.place(),
-                "--images",
+                "--images-every",
                 "15s",
-                "--log",
+                "--log-every",
                 "500ms",
             ])
             .stdin(Stdio::null())
@@ -79,7 +79,13 @@ impl Archived {
         Ok(archiver.kill().await?)
     }
 
+    /// The images that are there; none yet if it is no repository yet.
     async fn images(&self) -> Result<Vec<Value>> {
+        if !self.repository.join("understudy.json").exists() {
+            let log = std::fs::read_to_string(self.repository.with_extension("log"))?;
+            ensure!(!log.contains("panicked"), "{log}");
+            return Ok(Vec::new());
+        }
         let listed = ["backup", "list", "--json", "--repository", &self.place()];
         Ok(serde_json::from_str(
             &self.stage.cluster.run(&listed).await?,
@@ -126,7 +132,6 @@ impl Archived {
         let verified: Value = serde_json::from_slice(&output.stdout)?;
         let wrong: Vec<String> = serde_json::from_value(verified["wrong"].clone())?;
         ensure!(output.status.success() == wrong.is_empty(), "{verified}");
-        ensure!(verified["images"].as_u64() >= Some(1), "{verified}");
         Ok(wrong)
     }
 }
@@ -211,7 +216,7 @@ async fn a_backup_with_one_bit_changed_or_an_object_missing_is_told() -> Result<
     let mut archived = Archived::start("rotten").await?;
     archived.stage.commits(100).await?;
     let look = async || archived.images().await;
-    until("there is an image", look, |images| !images.is_empty()).await?;
+    until("there are images", look, |images| images.len() > 1).await?;
     archived.end_load().await?;
     archived.kill_archiver().await?;
     ensure!(archived.verify().await?.is_empty());
