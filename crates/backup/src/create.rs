@@ -99,7 +99,7 @@ async fn known_chunks(repository: &Repository) -> Result<HashSet<ChunkId>> {
     Ok(last.chunks().collect())
 }
 
-/// What a data directory made of the image has in it: data as it was sealed, configuration as it is now, no log, and nothing
+/// Contents of a data directory that is made of the image: data as it was sealed, configuration as it is now, no log, and nothing
 /// that is a node's own.
 fn files_of(source: &Source) -> Result<(Vec<Directory>, Vec<Found>)> {
     let mut directories = Vec::new();

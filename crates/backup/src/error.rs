@@ -1,4 +1,4 @@
-//! What can go wrong, and whose business it is.
+//! The errors of backups, by where they come from.
 
 use volume::lsn::Lsn;
 
@@ -25,7 +25,7 @@ pub enum Error {
     Damaged {
         /// Its name.
         object: String,
-        /// What is wrong with it.
+        /// The reason.
         why: String,
     },
     /// An object is not there.
@@ -39,7 +39,7 @@ pub enum Error {
         "the repository does not reach {wanted}: from the image at {from} on its log goes to {to}"
     )]
     OutOfReach {
-        /// What was asked for.
+        /// The moment that was asked for.
         wanted: String,
         /// Where the image ends.
         from: Lsn,
@@ -48,7 +48,7 @@ pub enum Error {
     },
 }
 
-/// What most of this room returns.
+/// The result of most of this room's functions.
 pub type Result<T> = std::result::Result<T, Error>;
 
 impl Error {

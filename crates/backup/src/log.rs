@@ -44,7 +44,7 @@ impl Piece {
     }
 }
 
-/// What a repository has of the log.
+/// The log of a repository, by its names.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct LogIndex {
     size: SegmentSize,
@@ -170,7 +170,7 @@ impl LogIndex {
 }
 
 impl Repository {
-    /// What is there of the log.
+    /// Lists the log that is there.
     ///
     /// # Errors
     /// [`Error::Store`]

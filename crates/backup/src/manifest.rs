@@ -1,4 +1,4 @@
-//! What an image consists of.
+//! Manifests: the directories, files and pieces of an image, and where its log begins.
 
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 

@@ -45,7 +45,7 @@ pub enum Target {
     Time(String),
 }
 
-/// What is restored.
+/// An image and a moment, to be restored.
 #[derive(Debug)]
 pub struct Plan {
     /// The image.
@@ -221,7 +221,7 @@ async fn restore_log(repository: &Repository, plan: &Plan, place: &Place) -> Res
     Ok(())
 }
 
-/// What the server is told. It is a server by itself: without what a node of a cluster has.
+/// Settings of the server. It is a server by itself: without what a node of a cluster has.
 fn settings(log: &Path, target: &Target, capacity: Capacity) -> String {
     let log = log.display().to_string().replace('\'', "''");
     let mut text = format!(

@@ -309,7 +309,7 @@ impl Source {
     }
 }
 
-/// What files of one version are read by.
+/// The lineage that files of one version are read by.
 fn latest() -> Lineage {
     Lineage::up_to(Generation::MAX)
 }

@@ -13,7 +13,7 @@ use crate::repository::{ChunkId, Repository};
 /// Objects that are read at once.
 const READS_AT_ONCE: usize = 8;
 
-/// What was read, and what is wrong.
+/// The result of reading a repository.
 #[derive(Debug, Default, serde::Serialize)]
 pub struct Verified {
     /// Images.
@@ -24,7 +24,7 @@ pub struct Verified {
     pub segments: usize,
     /// Bytes of all that.
     pub read_bytes: u64,
-    /// What is damaged or missing, in words.
+    /// Damaged or missing objects, and gaps, in words.
     pub wrong: Vec<String>,
 }
 
@@ -71,7 +71,7 @@ pub async fn verify(
     Ok(verified)
 }
 
-/// What stands against a restore of an image to any moment behind it.
+/// A reason why an image cannot be restored to any moment behind it.
 async fn trouble_of(
     repository: &Repository,
     image: &ImageId,

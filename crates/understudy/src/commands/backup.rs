@@ -28,10 +28,10 @@ const TELL_EVERY: Duration = Duration::from_secs(1);
 const TRY_AGAIN: Duration = Duration::from_secs(5);
 
 /// Runs what was asked for.
-pub async fn run(command: cli::Backup) -> anyhow::Result<Code> {
+pub async fn run(command: cli::Backup, stopped: impl Future<Output = ()>) -> anyhow::Result<Code> {
     let done = match command {
         cli::Backup::Create(args) => create_now(args).await,
-        cli::Backup::Archive(args) => archive(args).await,
+        cli::Backup::Archive(args) => archive(args, stopped).await,
         cli::Backup::List(args) => list(args).await,
         cli::Backup::Verify(args) => verify_all(args).await,
         cli::Backup::Restore(args) => restore_to(args).await,
@@ -150,9 +150,8 @@ async fn copy_image(source: &mut Source, repository: &Repository) -> Result<Mani
     }
 }
 
-async fn archive(args: cli::ArchiveLog) -> anyhow::Result<Code> {
+async fn archive(args: cli::ArchiveLog, stopped: impl Future<Output = ()>) -> anyhow::Result<Code> {
     let (registry, repository) = open(&args.config, &args.repository).await?;
-    let stopped = super::interrupted();
     tokio::pin!(stopped);
     loop {
         let work = archive_on(&registry, &repository, &args);
@@ -164,7 +163,10 @@ async fn archive(args: cli::ArchiveLog) -> anyhow::Result<Code> {
         if let Some(Error::Refused(_)) = error.downcast_ref::<Error>() {
             return Err(error);
         }
-        tracing::warn!(error = format!("{error:#}"), "the archive begins anew");
+        tracing::warn!(
+            error = format!("{error:#}"),
+            "the archive is tried again in 5 s"
+        );
         tokio::select! {
             () = &mut stopped => return Ok(Code::Ok),
             () = tokio::time::sleep(TRY_AGAIN) => {}

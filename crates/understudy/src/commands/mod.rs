@@ -92,7 +92,9 @@ pub fn run(cli: Cli) -> anyhow::Result<Code> {
         Command::Remove(args) => on_runtime(operate::remove(args)),
         Command::AcceptCollations(args) => on_runtime(operate::accept_collations(args)),
         Command::Zone(command) => on_runtime(zone::run(command)),
-        Command::Backup(_command) => product!("backup", on_runtime(backup::run(_command))),
+        Command::Backup(_command) => {
+            product!("backup", on_runtime(backup::run(_command, interrupted())))
+        }
         Command::Upgrade(command) => on_runtime(upgrade::run(command)),
         Command::ShowConfig(args) => on_runtime(configure::show(args)),
         Command::EditConfig(args) => on_runtime(configure::edit(args)),

@@ -5,6 +5,7 @@ use bytes::{Buf, Bytes, BytesMut};
 use super::super::flaw::Flaw;
 use super::ask::XidState;
 use super::ending::{Ending, TIMEOUTS};
+use super::held::drop_complete;
 use super::local::Durability;
 use super::reason::Reason;
 use super::slots::{Ask, To};
@@ -29,8 +30,6 @@ const IN_A_FUNCTION: &[u8] = b" cannot be executed from a function";
 
 /// A row that is longer is passed on in pieces.
 const STREAMED_BYTES: usize = 64 << 10;
-/// Answers that are longer in all are not held back.
-const HELD_BYTES: usize = 64 << 10;
 
 impl Session {
     /// Takes what is there of a server's answers. `rest` is how much of a message that is passed on in pieces
@@ -231,53 +230,6 @@ impl Session {
             // The `Sync` that was there is ignored: another one comes after the data.
             unit.is_complete &= unit.is_simple;
         }
-    }
-
-    /// An answer that is the client's: now, or when its commit is known.
-    pub(super) fn emit(&mut self, bytes: &[u8], out: &mut Out) {
-        if let Some(unit) = &mut self.unit
-            && self.phase == Phase::Running
-            && unit.holds_back()
-            && unit.held.len() + bytes.len() <= HELD_BYTES
-        {
-            unit.held.extend_from_slice(bytes);
-            return;
-        }
-        self.tell_held(out);
-        self.tell(bytes, out);
-    }
-
-    /// What was held back.
-    fn tell_held(&mut self, out: &mut Out) {
-        let held = self.unit.as_mut().map(|unit| unit.held.split().freeze());
-        self.tell_all(&held.unwrap_or_default(), out);
-    }
-
-    /// Several answers, one behind the other.
-    pub(super) fn tell_all(&mut self, mut answers: &[u8], out: &mut Out) {
-        while let Ok(Some((_, len))) = frame::head(answers) {
-            self.tell(&answers[..len], out);
-            answers = &answers[len..];
-        }
-    }
-
-    /// An answer that is the client's: to the client, or into a digest only.
-    fn tell(&mut self, bytes: &[u8], out: &mut Out) {
-        let Some(unit) = &mut self.unit else {
-            return;
-        };
-        unit.answered.add(bytes);
-        if self.phase == Phase::Replaying || Session::tell_cancelled(unit, bytes[0], out) {
-            return;
-        }
-        if let Some(had) = unit.had {
-            if unit.answered.frames == had.frames {
-                unit.differs = unit.answered != had;
-                unit.had = None;
-            }
-            return;
-        }
-        out.client.extend_from_slice(bytes);
     }
 
     /// Gives the client what it gets without a server, as far as it is its turn.
@@ -546,17 +498,5 @@ impl Session {
         } else {
             transaction.obstacle = Some(Reason::Off);
         }
-    }
-}
-
-/// Takes the end of a statement off the end of answers.
-fn drop_complete(answers: &mut BytesMut) {
-    let mut at = 0;
-    while let Ok(Some((tag, len))) = frame::head(&answers[at..]) {
-        if tag == b'C' && at + len == answers.len() {
-            answers.truncate(at);
-            return;
-        }
-        at += len;
     }
 }
