@@ -351,3 +351,37 @@ impl Place {
         synced.map_err(Error::system("cannot sync the disk"))
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn nothing_is_made_outside_of_the_directory() {
+        let place = Place {
+            root: PathBuf::from("/made"),
+            owner: None,
+        };
+        for path in ["../x", "a/../../x", "/etc/passwd", "a//b", "", ".", "a/"] {
+            assert!(place.path(path).is_err(), "{path}");
+        }
+        assert_eq!(place.path("base/1/2").unwrap(), Path::new("/made/base/1/2"));
+    }
+
+    #[test]
+    fn settings_are_quoted_and_cover_what_the_cluster_had() {
+        let capacity = Capacity {
+            max_connections: 77,
+            ..Capacity::default()
+        };
+        let target = Target::Time("it's".to_owned());
+        let text = settings(Path::new("/a'b/log"), &target, capacity);
+        assert!(
+            text.contains("restore_command = 'cp \"/a''b/log/%f\" \"%p\"'\n"),
+            "{text}"
+        );
+        assert!(text.contains("recovery_target_time = 'it''s'\n"), "{text}");
+        assert!(text.contains("max_connections = 77\n"), "{text}");
+        assert!(!settings(Path::new("/l"), &Target::Latest, capacity).contains("target_time = "));
+    }
+}
