@@ -4,6 +4,7 @@ use std::collections::HashSet;
 use std::time::{Duration, Instant};
 
 use dax::ids::FileId;
+use futures_util::future::try_join_all;
 use futures_util::{StreamExt, TryStreamExt, stream};
 use pgdata::layout::CONTROL_FILE;
 use volume::layout::{FileClass, Layout};
@@ -16,8 +17,9 @@ use crate::manifest::{self, Directory, File, Manifest, unix_ms};
 use crate::repository::{CHUNK_BYTES, ChunkId, Repository};
 use crate::source::Source;
 
-/// Pieces that are on their way at once.
-const CHUNKS_AT_ONCE: usize = 8;
+/// Files that are copied at once, and pieces of each.
+const FILES_AT_ONCE: usize = 16;
+const CHUNKS_AT_ONCE: usize = 4;
 
 /// How often the log is copied meanwhile, and the claim renewed.
 const KEEP_EVERY: Duration = Duration::from_secs(10);
@@ -55,15 +57,25 @@ pub async fn create(
 ) -> Result<Manifest> {
     let begun_unix_ms = unix_ms();
     let known = known_chunks(repository).await?;
-    let (directories, found) = files_of(source)?;
+    // The log is copied meanwhile, and the names go on: what is found now is read by the names of now.
+    let live = source.live().clone();
+    let (directories, found) = files_of(source, &live)?;
     let mut progress = Progress {
         size_bytes: found.iter().map(|file| file.size).sum(),
         ..Progress::default()
     };
     let mut files = Vec::with_capacity(found.len());
     let mut kept = Instant::now();
-    for one in found {
-        files.push(copy(source, repository, &known, one, &mut progress).await?);
+    for some in found.chunks(FILES_AT_ONCE) {
+        // Most files are small, and each waits for the zones and for the disk.
+        let copies = some
+            .iter()
+            .map(|one| copy(source, &live, repository, &known, one));
+        for (file, written_bytes) in try_join_all(copies).await? {
+            progress.read_bytes += file.size_bytes;
+            progress.written_bytes += written_bytes;
+            files.push(file);
+        }
         tell(progress);
         if kept.elapsed() > KEEP_EVERY {
             archiver.copy(source).await?;
@@ -76,7 +88,7 @@ pub async fn create(
     let manifest = Manifest {
         generation: seal.generation,
         begun_unix_ms,
-        server: server_of(source).await?,
+        server: server_of(source, &live).await?,
         redo: seal.redo,
         end: seal.end,
         timeline: control.timeline,
@@ -101,7 +113,7 @@ async fn known_chunks(repository: &Repository) -> Result<HashSet<ChunkId>> {
 
 /// Contents of a data directory that is made of the image: data as it was sealed, configuration as it is now, no log, and nothing
 /// that is a node's own.
-fn files_of(source: &Source) -> Result<(Vec<Directory>, Vec<Found>)> {
+fn files_of(source: &Source, live: &Namespace) -> Result<(Vec<Directory>, Vec<Found>)> {
     let mut directories = Vec::new();
     let mut files = Vec::new();
     walk(
@@ -115,7 +127,7 @@ fn files_of(source: &Source) -> Result<(Vec<Directory>, Vec<Found>)> {
     )?;
     walk(
         source,
-        source.live(),
+        live,
         FileClass::Live,
         ROOT,
         "",
@@ -182,27 +194,25 @@ fn walk(
 
 async fn copy(
     source: &Source,
+    live: &Namespace,
     repository: &Repository,
     known: &HashSet<ChunkId>,
-    found: Found,
-    progress: &mut Progress,
-) -> Result<File> {
+    found: &Found,
+) -> Result<(File, u64)> {
     let starts = (0..found.size).step_by(CHUNK_BYTES);
     let one = |start| {
         let end = found.size.min(start + CHUNK_BYTES as u64);
-        let found = &found;
         async move {
             let bytes = match found.class {
                 FileClass::Data => source.read_image(found.id, start..end).await?,
                 _ => source
-                    .read_live(found.id)
+                    .read_live(live, found.id)
                     .await?
                     .slice(start as usize..end as usize),
             };
             if bytes.iter().all(|byte| *byte == 0) {
-                return Ok((None, 0, bytes.len()));
+                return Ok((None, 0));
             }
-            let len = bytes.len();
             let hashed = bytes.clone();
             let id = tokio::task::spawn_blocking(move || ChunkId::of(&hashed));
             let id = id.await.map_err(std::io::Error::other);
@@ -211,28 +221,27 @@ async fn copy(
                 true => 0,
                 false => repository.put_chunk(id, bytes).await?,
             };
-            Ok::<_, Error>((Some(id), written, len))
+            Ok::<_, Error>((Some(id), written))
         }
     };
     let mut copied = stream::iter(starts).map(one).buffered(CHUNKS_AT_ONCE);
-    let mut chunks = Vec::new();
-    while let Some((id, written, len)) = copied.try_next().await? {
-        progress.written_bytes += written;
-        progress.read_bytes += len as u64;
+    let (mut chunks, mut written_bytes) = (Vec::new(), 0);
+    while let Some((id, written)) = copied.try_next().await? {
+        written_bytes += written;
         chunks.push(id);
     }
-    drop(copied);
-    Ok(File {
-        path: found.path,
+    let file = File {
+        path: found.path.clone(),
         mode: found.mode,
         size_bytes: found.size,
         chunks,
-    })
+    };
+    Ok((file, written_bytes))
 }
 
 /// The server's major version, as the data directory says it.
-async fn server_of(source: &Source) -> Result<String> {
-    let file = source.live().resolve("PG_VERSION")?;
-    let text = source.read_live(file).await?;
+async fn server_of(source: &Source, live: &Namespace) -> Result<String> {
+    let file = live.resolve("PG_VERSION")?;
+    let text = source.read_live(live, file).await?;
     Ok(String::from_utf8_lossy(&text).trim().to_owned())
 }

@@ -220,16 +220,16 @@ impl Source {
     pub(crate) async fn history_file(&self, timeline: TimelineId) -> Result<Option<Bytes>> {
         let path = format!("{LOG}/{}", timeline.history_file_name());
         match self.live().resolve(&path) {
-            Ok(file) => Ok(Some(self.read_live(file).await?)),
+            Ok(file) => Ok(Some(self.read_live(self.live(), file).await?)),
             Err(VolumeError::NotFound) => Ok(None),
             Err(error) => Err(error.into()),
         }
     }
 
-    /// A whole file that has one version, as it is now.
-    pub(crate) async fn read_live(&self, file: FileId) -> Result<Bytes> {
-        let size = self.live().file(file)?.size;
-        self.read(&latest(), self.live(), file, 0..size).await
+    /// A whole file that has one version, as it is now; by names which it had: whatever left them since the claim is kept.
+    pub(crate) async fn read_live(&self, names: &Namespace, file: FileId) -> Result<Bytes> {
+        let size = names.file(file)?.size;
+        self.read(&latest(), names, file, 0..size).await
     }
 
     /// A part of a file of the image.
