@@ -65,6 +65,10 @@ pub async fn verify(
         }
         tell(verified.chunks, all);
     }
+    if verified.images == 0 {
+        let said = "there is no image: nothing can be restored";
+        verified.wrong.push(said.to_owned());
+    }
     if let Some(size) = size {
         verify_log(repository, size, &mut verified).await?;
     }
