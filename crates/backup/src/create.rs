@@ -3,6 +3,7 @@
 use std::collections::HashSet;
 use std::time::{Duration, Instant};
 
+use coordination::records::unix_ms;
 use dax::ids::FileId;
 use futures_util::future::try_join_all;
 use futures_util::{StreamExt, TryStreamExt, stream};
@@ -13,7 +14,7 @@ use volume::view::FileKind;
 
 use crate::archive::Archiver;
 use crate::error::{Error, Result};
-use crate::manifest::{self, Directory, File, Manifest, unix_ms};
+use crate::manifest::{self, Directory, File, Manifest};
 use crate::repository::{CHUNK_BYTES, ChunkId, Repository};
 use crate::source::Source;
 
@@ -205,10 +206,7 @@ async fn copy(
         async move {
             let bytes = match found.class {
                 FileClass::Data => source.read_image(found.id, start..end).await?,
-                _ => source
-                    .read_live(live, found.id)
-                    .await?
-                    .slice(start as usize..end as usize),
+                _ => source.read_live(live, found.id, start..end).await?,
             };
             if bytes.iter().all(|byte| *byte == 0) {
                 return Ok((None, 0));
@@ -242,6 +240,6 @@ async fn copy(
 /// The server's major version, as the data directory says it.
 async fn server_of(source: &Source, live: &Namespace) -> Result<String> {
     let file = live.resolve("PG_VERSION")?;
-    let text = source.read_live(live, file).await?;
+    let text = source.read_whole(live, file).await?;
     Ok(String::from_utf8_lossy(&text).trim().to_owned())
 }

@@ -105,14 +105,12 @@ impl LogIndex {
 
     /// The file that has most of the log at `at`, and where that ends.
     fn best(&self, history: &History, at: Lsn) -> Option<(SegmentName, Lsn)> {
+        let branches = history.branches();
         let ends = SegmentName::candidates(history, at, self.size).map(|segment| {
-            let start = segment.range(self.size).start;
-            let end = Lsn(start.0 + u64::from(self.chain(segment).1));
+            let range = segment.range(self.size);
+            let end = Lsn(range.start.0 + u64::from(self.chain(segment).1));
             // What a timeline has behind its fork is of a dead active.
-            let entries = history.entries().iter();
-            let fork = entries
-                .filter(|entry| entry.timeline == segment.timeline)
-                .find_map(|entry| entry.end);
+            let fork = branches.end_of(segment.timeline.0, &range);
             (segment, fork.map_or(end, |fork| fork.min(end)))
         });
         // Of two that go as far the newer one, which is the first.

@@ -1,8 +1,7 @@
 //! Manifests: the directories, files and pieces of an image, and where its log begins.
 
-use std::time::{Duration, SystemTime, UNIX_EPOCH};
-
 use dax::ids::Generation;
+use pgdata::segment::SegmentSize;
 use pgdata::timeline::TimelineId;
 use serde::{Deserialize, Serialize};
 use volume::lsn::Lsn;
@@ -67,7 +66,7 @@ pub struct Manifest {
     pub server: String,
     /// Redo starts here.
     pub redo: Lsn,
-    /// Whatever the image can reflect is in the log before this position.
+    /// The end of the log that the image can reflect.
     pub end: Lsn,
     /// The timeline of that.
     pub timeline: TimelineId,
@@ -93,6 +92,12 @@ impl Manifest {
             stamp(self.begun_unix_ms),
             epoch.0
         ))
+    }
+
+    /// Bytes in a segment of the log.
+    pub(crate) fn segment_size(&self) -> Result<SegmentSize> {
+        SegmentSize::new(self.segment_bytes)
+            .ok_or_else(|| Error::damaged(name_of(&self.id()), "segments have no such size"))
     }
 
     /// Length of all its files.
@@ -143,12 +148,6 @@ pub async fn images(repository: &Repository) -> Result<Vec<ImageId>> {
 
 fn name_of(image: &ImageId) -> String {
     format!("images/{image}/manifest")
-}
-
-/// Now, in Unix milliseconds.
-pub(crate) fn unix_ms() -> u64 {
-    let since_1970 = SystemTime::now().duration_since(UNIX_EPOCH);
-    u64::try_from(since_1970.unwrap_or(Duration::ZERO).as_millis()).unwrap_or(u64::MAX)
 }
 
 /// Digits that sort by time: seconds since 1970, so that no calendar is needed.

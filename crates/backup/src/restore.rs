@@ -19,7 +19,6 @@ use futures_util::{StreamExt, TryStreamExt, stream};
 use nix::unistd::{Gid, Uid};
 use pgdata::control::{Capacity, ControlFile};
 use pgdata::layout::{CONTROL_FILE, LOG, PostgresLayout};
-use pgdata::segment::SegmentSize;
 use volume::layout::Layout;
 use volume::lsn::Lsn;
 
@@ -43,6 +42,13 @@ pub enum Target {
     Lsn(Lsn),
     /// At a time, as PostgreSQL reads it.
     Time(String),
+}
+
+impl Target {
+    /// The position that a text is, if it is one.
+    pub fn position(text: &str) -> Option<Target> {
+        pgdata::parse_lsn(text).map(Target::Lsn)
+    }
 }
 
 /// An image and a moment, to be restored.
@@ -84,7 +90,7 @@ pub async fn plan(
         if !is_before {
             continue;
         }
-        let (log_end, last) = reach_and_end(repository, &image, &manifest).await?;
+        let (log_end, last, index) = reach_and_end(repository, &image, &manifest).await?;
         let missed = match &target {
             Target::Lsn(lsn) => (log_end < *lsn).then(|| lsn.to_string()),
             Target::Latest => (log_end < last).then(|| format!("the latest moment, {last}")),
@@ -95,9 +101,8 @@ pub async fn plan(
             let (from, to) = (manifest.end, log_end);
             return Err(Error::OutOfReach { wanted, from, to });
         }
-        let size = segment_size(&manifest)?;
         return Ok(Plan {
-            index: repository.log(size).await?,
+            index,
             image,
             manifest,
             target,
@@ -111,11 +116,6 @@ pub async fn plan(
         Target::Lsn(lsn) => format!("no image ends before {lsn}: see understudy backup list"),
         Target::Time(time) => format!("no image is older than {time}: see understudy backup list"),
     }))
-}
-
-fn segment_size(manifest: &Manifest) -> Result<SegmentSize> {
-    SegmentSize::new(manifest.segment_bytes)
-        .ok_or_else(|| Error::damaged("a manifest", "segments have no such size"))
 }
 
 /// Makes the directory, which must be empty or not there. Its files belong to `owner`, if one is given.
@@ -203,7 +203,7 @@ async fn restore_file(repository: &Repository, place: &Place, file: &File) -> Re
 
 async fn restore_log(repository: &Repository, plan: &Plan, place: &Place) -> Result<()> {
     let history = repository.history(&plan.index).await?;
-    let size = segment_size(&plan.manifest)?;
+    let size = plan.manifest.segment_size()?;
     for segment in plan.index.files(&history, plan.manifest.redo, plan.log_end) {
         let bytes = repository.segment(&plan.index, segment).await?;
         place.write(

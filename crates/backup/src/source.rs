@@ -220,16 +220,26 @@ impl Source {
     pub(crate) async fn history_file(&self, timeline: TimelineId) -> Result<Option<Bytes>> {
         let path = format!("{LOG}/{}", timeline.history_file_name());
         match self.live().resolve(&path) {
-            Ok(file) => Ok(Some(self.read_live(self.live(), file).await?)),
+            Ok(file) => Ok(Some(self.read_whole(self.live(), file).await?)),
             Err(VolumeError::NotFound) => Ok(None),
             Err(error) => Err(error.into()),
         }
     }
 
-    /// A whole file that has one version, as it is now; by names which it had: whatever left them since the claim is kept.
-    pub(crate) async fn read_live(&self, names: &Namespace, file: FileId) -> Result<Bytes> {
+    /// A part of a file that has one version, as it is now; by names which it had: whatever left them since the claim is kept.
+    pub(crate) async fn read_live(
+        &self,
+        names: &Namespace,
+        file: FileId,
+        bytes: std::ops::Range<u64>,
+    ) -> Result<Bytes> {
+        self.read(&latest(), names, file, bytes).await
+    }
+
+    /// The whole of such a file.
+    pub(crate) async fn read_whole(&self, names: &Namespace, file: FileId) -> Result<Bytes> {
         let size = names.file(file)?.size;
-        self.read(&latest(), names, file, 0..size).await
+        self.read_live(names, file, 0..size).await
     }
 
     /// A part of a file of the image.
@@ -255,12 +265,9 @@ impl Source {
                 found => Some(found?),
             };
             if let Some(file) = file {
-                let of = shown.history.entries().iter();
-                let fork = of
-                    .filter(|entry| entry.timeline == name.timeline)
-                    .find_map(|entry| entry.end);
-                let whole = name.range(size).end;
-                let end = shown.end.min(whole).min(fork.unwrap_or(whole));
+                let range = name.range(size);
+                let end = shown.history.branches().end_of(name.timeline.0, &range);
+                let end = shown.end.min(end.unwrap_or(range.end));
                 return Ok(Some(Segment { name, file, end }));
             }
         }

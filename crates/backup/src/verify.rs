@@ -7,6 +7,7 @@ use pgdata::segment::SegmentSize;
 use volume::lsn::Lsn;
 
 use crate::error::{Error, Result};
+use crate::log::LogIndex;
 use crate::manifest::{self, ImageId, Manifest};
 use crate::repository::{ChunkId, Repository};
 
@@ -44,7 +45,7 @@ pub async fn verify(
         match Manifest::load(repository, &image).await {
             Ok(manifest) => {
                 chunks.extend(manifest.chunks());
-                size = SegmentSize::new(manifest.segment_bytes);
+                size = manifest.segment_size().ok();
                 verified
                     .wrong
                     .extend(trouble_of(repository, &image, &manifest).await);
@@ -83,7 +84,7 @@ async fn trouble_of(
 ) -> Option<String> {
     let reached = reach_and_end(repository, image, manifest).await;
     match reached {
-        Ok((reach, end)) if reach < end => Some(format!(
+        Ok((reach, end, _)) if reach < end => Some(format!(
             "the log behind the image {image} has a gap at {reach}: from there up to {end} only later images can be restored"
         )),
         Ok(_) => None,
@@ -121,19 +122,17 @@ pub async fn reach_of(
     image: &ImageId,
     manifest: &Manifest,
 ) -> Result<Lsn> {
-    let (reach, _) = reach_and_end(repository, image, manifest).await?;
+    let (reach, ..) = reach_and_end(repository, image, manifest).await?;
     Ok(reach)
 }
 
-/// The same, and the end of all log that is there: if that is later, there is a gap.
+/// Reach of an image, the end of all log that is there, which is later if there is a gap, and the names of that log.
 pub(crate) async fn reach_and_end(
     repository: &Repository,
     image: &ImageId,
     manifest: &Manifest,
-) -> Result<(Lsn, Lsn)> {
-    let size = SegmentSize::new(manifest.segment_bytes)
-        .ok_or_else(|| Error::damaged(format!("images/{image}"), "segments have no such size"))?;
-    let index = repository.log(size).await?;
+) -> Result<(Lsn, Lsn, LogIndex)> {
+    let index = repository.log(manifest.segment_size()?).await?;
     let history = repository.history(&index).await?;
     let reach = index.reaches(&history, manifest.redo);
     if reach < manifest.end {
@@ -143,5 +142,6 @@ pub(crate) async fn reach_and_end(
             to: reach,
         });
     }
-    Ok((reach, index.end(&history)))
+    let end = index.end(&history);
+    Ok((reach, end, index))
 }

@@ -31,7 +31,7 @@ use crate::error::{Error, Result};
 const FORMAT: u32 = 1;
 const MARKER: &str = "understudy.json";
 
-/// Whose repository it is.
+/// The database that a repository belongs to.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Owner {
     /// Of the repository.
@@ -62,12 +62,7 @@ impl Repository {
         })
     }
 
-    /// Where it is, for people.
-    pub fn place(&self) -> &str {
-        &self.place
-    }
-
-    /// Whose it is; `None` if it is new.
+    /// The owner; `None` if the repository is new.
     ///
     /// # Errors
     /// [`Error::Refused`] if its format is not known here.

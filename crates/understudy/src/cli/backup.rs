@@ -93,7 +93,7 @@ pub struct RestoreBackup {
     /// The image to begin with, by its name in "backup list". Default: the last one before the moment.
     #[arg(long, value_name = "IMAGE")]
     pub image: Option<String>,
-    /// Who owns the files, if root makes them.
+    /// The owner of the files, if root makes them.
     #[arg(long, value_name = "USER", default_value = "postgres")]
     pub owner: String,
 }

@@ -39,7 +39,7 @@ pub async fn run(command: cli::Backup, stopped: impl Future<Output = ()>) -> any
     done.map_err(explain)
 }
 
-/// What its errors mean for who gave the command.
+/// Exit code and advice for an error, for who gave the command.
 fn explain(error: anyhow::Error) -> anyhow::Error {
     let advice = match error.downcast_ref::<Error>() {
         Some(Error::Refused(_) | Error::OutOfReach { .. }) => (Code::Refused, None),
@@ -343,8 +343,8 @@ fn moment(text: &str) -> anyhow::Result<(Target, Option<u64>)> {
     if text == "latest" {
         return Ok((Target::Latest, None));
     }
-    if let Some(lsn) = pgdata_lsn(text) {
-        return Ok((Target::Lsn(lsn), None));
+    if let Some(position) = Target::position(text) {
+        return Ok((position, None));
     }
     let time = humantime::parse_rfc3339_weak(text).map_err(|error| {
         let said = format!("{text} is no moment: {error}");
@@ -359,12 +359,6 @@ fn moment(text: &str) -> anyhow::Result<(Target, Option<u64>)> {
         Target::Time(text),
         u64::try_from(since_1970.as_millis()).ok(),
     ))
-}
-
-fn pgdata_lsn(text: &str) -> Option<Lsn> {
-    let (high, low) = text.split_once('/')?;
-    let part = |digits: &str| u32::from_str_radix(digits, 16).ok();
-    Some(Lsn(u64::from(part(high)?) << 32 | u64::from(part(low)?)))
 }
 
 async fn restore_to(args: cli::RestoreBackup) -> anyhow::Result<Code> {

@@ -27,7 +27,7 @@ impl Session {
         self.tell(bytes, out);
     }
 
-    /// What was held back.
+    /// Tells the answers that were held back.
     pub(super) fn tell_held(&mut self, out: &mut Out) {
         let held = self.unit.as_mut().map(|unit| unit.held.split().freeze());
         self.tell_all(&held.unwrap_or_default(), out);

@@ -4,7 +4,7 @@ use super::super::desk::{Desk, frames};
 
 const INSERT: &str = "INSERT INTO t VALUES (1) RETURNING id";
 
-/// What a server answers to it: the key that it chose.
+/// Answers of a server to it, with the key that it chose.
 fn answers(key: u8) -> bytes::BytesMut {
     let row = [0, 1, 0, 0, 0, 1, b'0' + key];
     frames(&[
