@@ -8,7 +8,9 @@
 //! Invariant: the log reaches as far as pieces from the beginning of each segment leave no gap, on one history.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::time::SystemTime;
 
+use bytes::Bytes;
 use pgdata::segment::{SegmentName, SegmentSize};
 use pgdata::timeline::{History, TimelineId};
 use volume::lsn::Lsn;
@@ -204,7 +206,7 @@ impl Repository {
         &self,
         index: &mut LogIndex,
         timeline: TimelineId,
-        text: &[u8],
+        text: Bytes,
     ) -> Result<()> {
         self.put_object(&history_name(timeline), text).await?;
         index.histories.insert(timeline);
@@ -217,7 +219,7 @@ impl Repository {
         index: &mut LogIndex,
         segment: SegmentName,
         from: u32,
-        log: &[u8],
+        log: Bytes,
     ) -> Result<()> {
         let to = from + log.len() as u32;
         let piece = Piece { from, to };
@@ -242,10 +244,40 @@ impl Repository {
         Ok(bytes)
     }
 
+    /// When the log before `end` was written, by the store's clock.
+    pub(crate) async fn log_written(
+        &self,
+        index: &LogIndex,
+        history: &History,
+        end: Lsn,
+    ) -> Result<Option<SystemTime>> {
+        let before = Lsn(end.0.saturating_sub(1));
+        let last = index.files(history, before, end).pop();
+        let piece = last.and_then(|segment| Some((segment, index.chain(segment).0.pop()?)));
+        match piece {
+            Some((segment, piece)) => {
+                let name = piece_name(segment, index.size, piece);
+                Ok(Some(self.written(&name).await?))
+            }
+            None => Ok(None),
+        }
+    }
+
+    /// Removes all that is there of a segment.
+    pub(crate) async fn remove_segment(
+        &self,
+        index: &LogIndex,
+        segment: SegmentName,
+    ) -> Result<()> {
+        let pieces = index.segments.get(&segment).into_iter().flatten();
+        let names = pieces.map(|piece| piece_name(segment, index.size, *piece));
+        self.remove_all(names.collect()).await
+    }
+
     /// Puts one object in the place of the pieces of a segment that is complete.
     pub(crate) async fn merge(&self, index: &mut LogIndex, segment: SegmentName) -> Result<()> {
         let bytes = self.segment(index, segment).await?;
-        self.put_log(index, segment, 0, &bytes).await?;
+        self.put_log(index, segment, 0, bytes.into()).await?;
         let whole = |piece: &Piece| piece.from == 0 && u64::from(piece.to) == index.size.bytes();
         let all = index.segments.entry(segment).or_default();
         for piece in all.extract_if(.., |piece| !whole(piece)) {

@@ -4,6 +4,7 @@
 #[cfg(feature = "backup")]
 mod backup;
 mod bench;
+mod beside;
 mod cassandra;
 mod configure;
 mod demo;
@@ -26,6 +27,7 @@ mod proxies;
 mod proxy;
 mod psql;
 mod registry;
+mod repositories;
 mod status;
 mod store;
 mod upgrade;
@@ -93,8 +95,9 @@ pub fn run(cli: Cli) -> anyhow::Result<Code> {
         Command::AcceptCollations(args) => on_runtime(operate::accept_collations(args)),
         Command::Zone(command) => on_runtime(zone::run(command)),
         Command::Backup(_command) => {
-            product!("backup", on_runtime(backup::run(_command, interrupted())))
+            product!("backup", on_runtime(backup::run(_command)))
         }
+        Command::Timeline(_args) => product!("backup", on_runtime(backup::timeline(_args))),
         Command::Upgrade(command) => on_runtime(upgrade::run(command)),
         Command::ShowConfig(args) => on_runtime(configure::show(args)),
         Command::EditConfig(args) => on_runtime(configure::edit(args)),

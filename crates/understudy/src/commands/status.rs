@@ -4,7 +4,8 @@ use std::time::Duration;
 
 use coordination::channel::{self, Party, Request};
 use coordination::records::{
-    Cluster, Control, EngineFacts, Heartbeat, Member, MemberState, Record, Role, written_forms,
+    BackupState, Cluster, Control, EngineFacts, Heartbeat, Member, MemberState, Record, Role,
+    written_forms,
 };
 use dax::forms::Forms;
 use dax::ids::{Generation, ReplicaId};
@@ -17,6 +18,7 @@ use super::cassandra::CassandraView;
 use super::notes::{ago, member_notes, notes, version_number};
 use super::proxies;
 use super::registry::{Registry, in_time};
+use super::repositories;
 use super::watch::{self, Picture};
 use crate::cli;
 use crate::demo::timeline::thousands;
@@ -54,6 +56,8 @@ pub(super) struct Status {
     scrub: Option<Value>,
     /// The proxies that are connected to the active's agent.
     proxies: Option<Value>,
+    /// The repositories of backups, as who archives into each last said.
+    backups: Vec<BackupState>,
     /// What is kept beyond the present, and for whom, as the active says.
     retained: Option<Value>,
 }
@@ -116,7 +120,7 @@ pub async fn run(args: cli::Status) -> anyhow::Result<Code> {
 /// Asks the registry and every node.
 pub(super) async fn look(registry: &Registry) -> anyhow::Result<Status> {
     let storage = &*registry.storage;
-    let (cluster, engine, heartbeat, members, control, forms) = in_time(async {
+    let (cluster, engine, heartbeat, members, control, forms, backups) = in_time(async {
         Ok((
             Cluster::load(storage).await?,
             EngineFacts::load(storage).await?,
@@ -124,6 +128,7 @@ pub(super) async fn look(registry: &Registry) -> anyhow::Result<Status> {
             Member::list(storage).await?,
             Control::read(storage).await?,
             written_forms(storage).await?,
+            BackupState::list(storage).await?,
         ))
     })
     .await?;
@@ -160,6 +165,7 @@ pub(super) async fn look(registry: &Registry) -> anyhow::Result<Status> {
         heartbeat,
         control,
         forms,
+        backups,
         replicas: replicas
             .into_iter()
             .map(|status| Replica::new(status, &usage))
@@ -288,6 +294,8 @@ fn table(status: &Status) -> String {
     for replica in &status.replicas {
         out.push_str(&replica_line(replica));
     }
+    let synced = status.heartbeat.as_ref().map(|beat| beat.synced_lsn);
+    out.push_str(&repositories::lines(&status.backups, synced));
     out.push_str(&scrub_line(status.scrub.as_ref()));
     out.push_str(&retained_lines(status.retained.as_ref()));
     out
@@ -524,6 +532,7 @@ impl Status {
             cassandra: None,
             scrub: None,
             proxies: None,
+            backups: Vec::new(),
             retained: None,
         }
     }
