@@ -230,7 +230,26 @@ impl Repository {
     }
 
     /// A segment as far as it is there; zeros behind that.
+    ///
+    /// Pieces that whoever archives has merged since the log was listed are found under their new name.
     pub(crate) async fn segment(&self, index: &LogIndex, segment: SegmentName) -> Result<Vec<u8>> {
+        match self.pieces(index, segment).await {
+            Err(Error::Missing(gone)) => {
+                let name = segment.file_name(index.size);
+                let mut listed = LogIndex::new(index.size);
+                for piece in self.names(&format!("log/{name}")).await? {
+                    listed.note(&format!("{name}/{piece}"));
+                }
+                match listed.has(segment) < index.has(segment) {
+                    true => Err(Error::Missing(gone)),
+                    false => self.pieces(&listed, segment).await,
+                }
+            }
+            read => read,
+        }
+    }
+
+    async fn pieces(&self, index: &LogIndex, segment: SegmentName) -> Result<Vec<u8>> {
         let mut bytes = vec![0; index.size.bytes() as usize];
         for piece in index.chain(segment).0 {
             let name = piece_name(segment, index.size, piece);
@@ -349,6 +368,31 @@ mod tests {
         let files = of_both.files(&history, at(begun, 1), at(begun, 4000));
         assert_eq!(files.len(), 1);
         assert_eq!(files[0].timeline, TimelineId(2));
+    }
+
+    /// A restore failed with an object that is missing while somebody archived.
+    #[tokio::test]
+    async fn a_segment_that_is_merged_while_it_is_read_is_read() {
+        let directory = tempfile::tempdir().unwrap();
+        let repository = Repository::open(directory.path().to_str().unwrap(), None).unwrap();
+        let segment = SegmentName {
+            timeline: TimelineId(1),
+            number: 7,
+        };
+        let half = BYTES as u32 / 2;
+        let mut archiver = LogIndex::new(SIZE);
+        for (from, byte) in [(0, 1), (half, 2)] {
+            let log = Bytes::from(vec![byte; half as usize]);
+            let put = repository.put_log(&mut archiver, segment, from, log);
+            put.await.unwrap();
+        }
+        let listed = repository.log(SIZE).await.unwrap();
+        repository.merge(&mut archiver, segment).await.unwrap();
+        let read = repository.segment(&listed, segment).await.unwrap();
+        assert_eq!((read[0], read[half as usize]), (1, 2));
+        repository.remove_segment(&archiver, segment).await.unwrap();
+        let gone = repository.segment(&listed, segment).await;
+        assert!(matches!(gone.unwrap_err(), Error::Missing(_)));
     }
 
     #[test]

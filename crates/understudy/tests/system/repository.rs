@@ -369,12 +369,12 @@ async fn agents_archive_in_turns_and_a_drill_shows_that_it_can_be_restored() -> 
     let told = archived.place.run(&[&drill[..], &[asked]].concat()).await?;
     ensure!(told.contains("all is well"), "{told}");
     ensure!(!home.join("drill").exists(), "nothing of it stays");
-    let wrong = archived.place.command(&drill).arg("SELECT false").output();
-    let wrong = wrong.await?;
+    let asks = [&drill[..], &["SELECT false"]].concat();
+    let wrong = archived.place.command(&asks).output().await?;
     let said = String::from_utf8_lossy(&wrong.stdout);
     ensure!(
         wrong.status.code() == Some(1) && said.contains("SELECT false"),
-        "{said}"
+        "{wrong:?}"
     );
     let told = archived.place.run(&["timeline"]).await?;
     ensure!(told.contains("every moment from here"), "{told}");

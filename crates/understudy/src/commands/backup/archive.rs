@@ -18,7 +18,7 @@ use coordination::records::{BackupState, Member, Record, Role, unix_ms};
 use dax::ids::NodeName;
 use volume::lsn::Lsn;
 
-use super::turn::is_ours;
+use super::turn::{LATELY, is_ours};
 use super::{claim, open, progress, registry};
 use crate::cli;
 use crate::commands::registry::Registry;
@@ -62,12 +62,11 @@ pub(super) async fn run(args: cli::ArchiveLog) -> anyhow::Result<Code> {
             archive.say_trouble(&error).await;
             return Err(error);
         }
-        archive.was_taken = matches!(
-            error.downcast_ref::<Error>(),
-            Some(Error::Volume(volume::error::Error::ClaimLost))
-        );
-        if !archive.was_taken {
-            archive.say_trouble(&error).await;
+        match error.downcast_ref::<Error>() {
+            Some(Error::Volume(volume::error::Error::ClaimLost)) => {
+                archive.taken = Some(Instant::now());
+            }
+            _ => archive.say_trouble(&error).await,
         }
         tracing::warn!(
             error = format!("{error:#}"),
@@ -118,8 +117,8 @@ struct Archive {
     name: NodeName,
     me: String,
     said: BackupState,
-    /// The claim was taken from us since we began.
-    was_taken: bool,
+    /// When the claim was taken from us.
+    taken: Option<Instant>,
     expired: Option<Instant>,
 }
 
@@ -154,7 +153,7 @@ impl Archive {
             config,
             name: args.name.clone(),
             me,
-            was_taken: false,
+            taken: None,
             expired: None,
         })
     }
@@ -169,7 +168,6 @@ impl Archive {
         };
         let name = self.name.clone();
         let mut source = claim(&self.registry, &self.repository, name, resumed).await?;
-        self.was_taken = false;
         if let Some((_, manifest)) = &last {
             self.note_image(manifest);
         }
@@ -259,7 +257,8 @@ impl Archive {
             }
             let is_active = self.is_active().await?;
             let silent = since.elapsed();
-            if is_ours(&self.me, is_active, seen.as_ref(), silent, self.was_taken) {
+            let was_taken = self.taken.is_some_and(|when| when.elapsed() < LATELY);
+            if is_ours(&self.me, is_active, seen.as_ref(), silent, was_taken) {
                 return Ok(());
             }
             tokio::time::sleep(TRY_AGAIN).await;

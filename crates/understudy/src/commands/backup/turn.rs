@@ -16,10 +16,13 @@ use coordination::records::BackupState;
 /// After how long without a sign of life others go on.
 const SILENCE: Duration = Duration::from_secs(30);
 
+/// For so long who lost the claim leaves it to whom it went.
+pub(super) const LATELY: Duration = Duration::from_secs(30);
+
 /// True if it is the turn of `me`.
 ///
 /// `seen` is what whoever archives last said, `silent` for how long it has said nothing else; `was_taken` if the claim was taken
-/// from us since we began.
+/// from us [lately](LATELY).
 pub(super) fn is_ours(
     me: &str,
     is_active: bool,
