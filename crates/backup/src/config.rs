@@ -67,7 +67,7 @@ impl Config {
         Ok(config)
     }
 
-    /// What to keep; `None` if everything stays.
+    /// Rules of what stays; `None` if everything stays.
     pub fn policy(&self) -> Option<Policy> {
         self.keep.clone().map(|keep| Policy {
             keep,

@@ -29,7 +29,7 @@ use crate::repository::{ChunkId, Repository};
 const BATCH: usize = 1000;
 const NOTES: &str = "expired";
 
-/// What to keep.
+/// Rules of what stays.
 #[derive(Debug, Clone)]
 pub struct Policy {
     /// Which images.
@@ -101,7 +101,7 @@ async fn expire_under(
     expire_chunks(repository, policy, work, &stay.chunks, expired).await
 }
 
-/// What images that stay need.
+/// Needs of images that stay.
 #[derive(Default)]
 struct Stay {
     images: Vec<Needs>,

@@ -1,4 +1,4 @@
-//! What holds in every kind of place, and what S3 says that is of no use to anybody.
+//! Promises of every kind of place, and errors of S3.
 
 #[path = "../../tests/support/object_server.rs"]
 mod object_server;
@@ -25,7 +25,7 @@ fn of_bucket(server: &ObjectServer, access_key: &str, secret_key: &str) -> Repos
     }
 }
 
-/// What every place does.
+/// Promises of every place.
 async fn keeps_what_it_is_given(repository: &Repository) {
     assert_eq!(repository.owner().await.unwrap(), None);
     repository.belong_to(7, "app").await.unwrap();

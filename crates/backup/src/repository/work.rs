@@ -1,4 +1,4 @@
-//! Who works in a repository just now: copies and expiries keep out of each other's way.
+//! Works in a repository just now: copies and expiries keep out of each other's way.
 //!
 //! A copy takes pieces for granted that are there, and an expiry removes pieces that no image has. Each puts an object under its
 //! own name, and then looks for the other kind's: so at least one of two sees the other. A copy waits, an expiry gives way. Who

@@ -368,6 +368,34 @@ mod tests {
         assert!(!text.contains("drill_age"), "none was tried");
     }
 
+    /// Rules and pictures ask for what nodes tell, and for nothing else.
+    #[test]
+    fn alerting_rules_and_dashboard_name_metrics_that_there_are() {
+        let told = include_str!("metrics.rs");
+        let counters = serde_json::to_value(dax::storage::StorageCounters::default()).unwrap();
+        let is_told = |name: &str| {
+            let counter = name.strip_prefix("understudy_storage_");
+            let counter = counter.and_then(|rest| rest.strip_suffix("_total"));
+            match counter {
+                Some(counter) => counters.get(counter).is_some(),
+                None => told.contains(&format!("\"{name}\"")),
+            }
+        };
+        let mut names = 0;
+        for text in [
+            include_str!("../../../../packaging/monitoring/alerts.yml"),
+            include_str!("../../../../packaging/monitoring/dashboard.json"),
+        ] {
+            let words = text.split(|c: char| !c.is_ascii_alphanumeric() && c != '_');
+            let named = words.filter(|w| w.starts_with("understudy_") || w.starts_with("patroni_"));
+            for name in named {
+                names += 1;
+                assert!(is_told(name), "{name}");
+            }
+        }
+        assert!(names > 15);
+    }
+
     #[test]
     fn a_standby_tells_how_far_it_is() {
         let text = page(&json!({

@@ -13,7 +13,7 @@ use crate::exit::Code;
 
 /// Runs the agent until it is asked to end.
 pub async fn run(args: cli::Node) -> anyhow::Result<Code> {
-    let asked_to_end = super::asked_to_end(args.until_stdin_closes);
+    let asked_to_end = super::process::asked_to_end(args.until_stdin_closes);
     // The command itself runs on the main thread, which is none of the runtime's workers: whatever wakes
     // the agent would switch threads, and what the agent wakes would switch back.
     let config = AnyConfig::load(&args.config)?;

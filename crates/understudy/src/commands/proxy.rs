@@ -19,7 +19,7 @@ use crate::exit::Code;
 /// Serves clients until it is asked to end; then lets their transactions end.
 pub fn run(args: cli::Proxy) -> anyhow::Result<Code> {
     let (cluster, config) = load(&args.config)?;
-    super::on_threads(config.threads, run_with(args, cluster, config))
+    super::process::on_threads(config.threads, run_with(args, cluster, config))
 }
 
 async fn run_with(
@@ -30,8 +30,8 @@ async fn run_with(
     let until_stdin_closes = args.until_stdin_closes;
     let asked_to_end = async move {
         tokio::select! {
-            () = super::terminated() => {}
-            () = super::input_ends(until_stdin_closes) => {}
+            () = super::process::terminated() => {}
+            () = super::process::input_ends(until_stdin_closes) => {}
         }
     };
     let predecessor = Predecessor::meet().await?;
@@ -75,6 +75,6 @@ async fn reload(proxy: &Proxy) -> Infallible {
 fn load(file: &Path) -> anyhow::Result<(ClusterConfig, Config)> {
     let advice = "Write for example [proxy] and below it listen = \"10.0.0.1:6432\".";
     let check = node::config::Config::check_keys;
-    let (cluster, proxy) = super::load_table(file, check, "proxy", advice)?;
+    let (cluster, proxy) = super::process::load_table(file, check, "proxy", advice)?;
     Ok((cluster, Config::parse(&proxy)?))
 }

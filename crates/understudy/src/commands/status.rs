@@ -18,8 +18,8 @@ use super::cassandra::CassandraView;
 use super::notes::{ago, member_notes, notes, version_number};
 use super::proxies;
 use super::registry::{Registry, in_time};
-use super::repositories;
 use super::watch::{self, Picture};
+use super::{repositories, upkeep};
 use crate::cli;
 use crate::demo::timeline::thousands;
 use crate::exit::Code;
@@ -296,8 +296,8 @@ fn table(status: &Status) -> String {
     }
     let synced = status.heartbeat.as_ref().map(|beat| beat.synced_lsn);
     out.push_str(&repositories::lines(&status.backups, synced));
-    out.push_str(&scrub_line(status.scrub.as_ref()));
-    out.push_str(&retained_lines(status.retained.as_ref()));
+    out.push_str(&upkeep::scrub_line(status.scrub.as_ref()));
+    out.push_str(&upkeep::retained_lines(status.retained.as_ref()));
     out
 }
 
@@ -355,44 +355,6 @@ fn node_line(node: &Node) -> String {
         server.server_version.as_deref().map_or("-", version_number),
         member.postgres
     )
-}
-
-/// What is kept for the last seals and for each standby.
-fn retained_lines(retained: Option<&Value>) -> String {
-    let holders = retained.and_then(Value::as_array).into_iter().flatten();
-    let line = |holder: &Value| {
-        let from = serde_json::from_value::<volume::lsn::Lsn>(holder["log_from"].clone());
-        let log = match holder["everything"] == true {
-            true => "everything, until it has attached".to_owned(),
-            false => format!(
-                "log from {} ({} kB) and its image",
-                from.unwrap_or_default(),
-                thousands(holder["log_bytes"].as_u64().unwrap_or_default() >> 10)
-            ),
-        };
-        let who = holder["holder"].as_str().unwrap_or_default();
-        format!("kept    for {who:<20}{log}\n")
-    };
-    holders.map(line).collect()
-}
-
-fn scrub_line(scrub: Option<&Value>) -> String {
-    let count = |name: &str| scrub.and_then(|s| s[name].as_u64()).unwrap_or_default();
-    let done = format!(
-        "{} blocks compared, {} copies sent again",
-        thousands(count("blocks")),
-        thousands(count("mended"))
-    );
-    let unreadable = match count("unreadable_blocks") {
-        0 => String::new(),
-        n => format!(", {} WITHOUT AN INTACT COPY", thousands(n)),
-    };
-    let running = scrub.is_some_and(|s| s["running"] == true);
-    match (running, count("completed_unix_ms")) {
-        (true, _) => format!("scrub   running: {done}{unreadable}\n"),
-        (false, 0) => String::new(),
-        (false, at) => format!("scrub   complete{}: {done}{unreadable}\n", ago(at)),
-    }
 }
 
 /// What a replica does for the volume.

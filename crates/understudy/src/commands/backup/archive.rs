@@ -18,8 +18,8 @@ use coordination::records::{BackupState, Member, Record, Role, unix_ms};
 use dax::ids::NodeName;
 use volume::lsn::Lsn;
 
+use super::opened::{claim, open, progress, registry, rules};
 use super::turn::{LATELY, is_ours};
-use super::{claim, open, progress, registry};
 use crate::cli;
 use crate::commands::registry::Registry;
 use crate::exit::{Code, Failure};
@@ -33,7 +33,7 @@ const EXPIRE_EVERY: Duration = Duration::from_secs(3600);
 
 /// Archives until it is asked to end.
 pub(super) async fn run(args: cli::ArchiveLog) -> anyhow::Result<Code> {
-    let stopped = crate::commands::asked_to_end(args.until_stdin_closes);
+    let stopped = crate::commands::process::asked_to_end(args.until_stdin_closes);
     tokio::pin!(stopped);
     let mut archive = loop {
         match Archive::open(&args).await {
@@ -93,7 +93,7 @@ fn settings(args: &cli::ArchiveLog) -> anyhow::Result<Config> {
             let advice = "Write [backup] and below it for example repository = \"/mnt/backup\", or give --repository.";
             let check = node::config::Config::check_keys;
             let (_, table) =
-                crate::commands::load_table(&args.config, check, "backup", advice)?;
+                crate::commands::process::load_table(&args.config, check, "backup", advice)?;
             Config::parse(&table)
         }
     }
@@ -101,8 +101,8 @@ fn settings(args: &cli::ArchiveLog) -> anyhow::Result<Config> {
     config.key_file = args.key_file.clone().or(config.key_file);
     config.images_every = args.images_every.unwrap_or(config.images_every);
     config.log_every = args.log_every.unwrap_or(config.log_every);
-    if let Some(rules) = &args.keep {
-        config.keep = Some(super::rules(rules)?);
+    if let Some(text) = &args.keep {
+        config.keep = Some(rules(text)?);
     }
     config.log_for = args.log_for.unwrap_or(config.log_for);
     config.rate = args.rate.or(config.rate);

@@ -12,7 +12,8 @@ use pgserver::{Installation, Postgres, Session, StartOptions, StopMode};
 use serde_json::json;
 use supervise::RunAs;
 
-use super::{existing, programs, restore};
+use super::opened::{existing, programs};
+use super::restore;
 use crate::cli;
 use crate::exit::{Code, Failure};
 
@@ -72,7 +73,7 @@ impl Drop for Place {
 pub(super) async fn run(args: cli::DrillBackup) -> anyhow::Result<Code> {
     let drill = tokio::select! {
         drill = try_restore(&args) => drill?,
-        () = crate::commands::interrupted() => return Ok(Code::Interrupted),
+        () = crate::commands::process::interrupted() => return Ok(Code::Interrupted),
     };
     let is_well = drill.wrong.is_empty();
     if args.from.json {

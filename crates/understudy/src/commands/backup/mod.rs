@@ -2,35 +2,27 @@
 
 mod archive;
 mod drill;
+mod opened;
 mod restore;
 mod show;
 mod turn;
 
-use std::io::IsTerminal;
-use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
 use backup::archive::{Archiver, Copied};
-use backup::create::{Pace, Progress, create};
+use backup::create::{Pace, create};
 use backup::error::Error;
-use backup::expire::{Keep, Policy, expire};
+use backup::expire::{Policy, expire};
 use backup::manifest::Manifest;
 use backup::repository::Repository;
 use backup::source::Source;
 use backup::verify::reach_of;
-use coordination::records::{Member, Record};
-use dax::credentials::Secret;
-use dax::ids::NodeName;
 use serde_json::json;
-use volume::lsn::Lsn;
 
-use super::registry::{Registry, in_time};
+use self::opened::{claim, existing, open, progress, registry, rules};
 use crate::cli;
 use crate::demo::timeline::thousands;
 use crate::exit::{Code, Failure};
-
-/// How often a person hears how far something is.
-const TELL_EVERY: Duration = Duration::from_secs(1);
 
 /// Runs what was asked for.
 pub async fn run(command: cli::Backup) -> anyhow::Result<Code> {
@@ -84,72 +76,6 @@ fn explain(error: anyhow::Error) -> anyhow::Error {
     error.context(failure)
 }
 
-/// Opens a place, which need not be a repository yet.
-fn open(place: &str, key_file: Option<&Path>) -> anyhow::Result<Repository> {
-    let secret = key_file.map(Secret::load).transpose()?;
-    let place = match place.contains("://") {
-        true => place.to_owned(),
-        false => std::path::absolute(place)?.display().to_string(),
-    };
-    Ok(Repository::open(&place, secret.as_ref())?)
-}
-
-/// A repository that is one.
-async fn existing(place: &cli::BackupPlace) -> anyhow::Result<Repository> {
-    let repository = open(&place.repository, place.key_file.as_deref())?;
-    match repository.owner().await? {
-        Some(_) => Ok(repository),
-        None => Err(Failure::new(
-            Code::Usage,
-            format!("{} is no repository of backups", place.repository),
-        )
-        .into()),
-    }
-}
-
-/// The way to a cluster with PostgreSQL.
-async fn registry(config: &Path) -> anyhow::Result<Registry> {
-    let registry = Registry::open(config).await?;
-    registry.postgres()?;
-    Ok(registry)
-}
-
-async fn claim(
-    registry: &Registry,
-    repository: &Repository,
-    name: NodeName,
-    log_from: Option<Lsn>,
-) -> anyhow::Result<Source> {
-    let members = in_time(async { Ok(Member::list(registry.storage.as_ref()).await?) }).await?;
-    if members.iter().any(|member| member.name == name) {
-        let said = format!("{name} is a node: give another --name");
-        return Err(Failure::new(Code::Usage, said).into());
-    }
-    let source = Source::claim(registry.storage.clone(), name, log_from).await?;
-    let volume = registry.config.cluster().volume.to_string();
-    let system_identifier = source.control().system_identifier;
-    repository.belong_to(system_identifier, &volume).await?;
-    Ok(source)
-}
-
-/// Says how far something is, where a person looks: so much of so much, in megabytes, and how long the rest takes.
-fn teller() -> impl FnMut(u64, u64) {
-    let began = Instant::now();
-    let mut last = began;
-    let is_seen = std::io::stderr().is_terminal();
-    move |done: u64, of: u64| {
-        if is_seen && last.elapsed() > TELL_EVERY && done > 0 {
-            last = Instant::now();
-            let rest = began.elapsed().as_secs_f64() * of.saturating_sub(done) as f64 / done as f64;
-            eprintln!(
-                "{} of {} MB, {rest:.0} s to go",
-                thousands(done >> 20),
-                thousands(of >> 20)
-            );
-        }
-    }
-}
-
 async fn create_now(args: cli::CreateBackup) -> anyhow::Result<Code> {
     let began = Instant::now();
     let registry = registry(&args.config).await?;
@@ -200,11 +126,6 @@ async fn copy_image(
     }
 }
 
-fn progress() -> impl FnMut(Progress) {
-    let mut tell = teller();
-    move |progress: Progress| tell(progress.read_bytes, progress.size_bytes)
-}
-
 async fn expire_now(args: cli::ExpireBackups) -> anyhow::Result<Code> {
     let repository = existing(&args.from.place).await?;
     let policy = Policy {
@@ -229,15 +150,4 @@ async fn expire_now(args: cli::ExpireBackups) -> anyhow::Result<Code> {
         );
     }
     Ok(Code::Ok)
-}
-
-fn rules(text: &str) -> anyhow::Result<Keep> {
-    Ok(text
-        .parse()
-        .map_err(|said: String| Failure::new(Code::Usage, said))?)
-}
-
-/// The directory of PostgreSQL's programs of a major version: the one that was given, or Debian's.
-fn programs(given: Option<PathBuf>, major: &str) -> PathBuf {
-    given.unwrap_or_else(|| PathBuf::from(format!("/usr/lib/postgresql/{major}/bin")))
 }

@@ -7,7 +7,7 @@ use backup::repository::Repository;
 use backup::restore::{self, Plan, Target};
 use supervise::RunAs;
 
-use super::{existing, teller};
+use super::opened::{existing, teller};
 use crate::cli;
 use crate::exit::{Code, Failure};
 

@@ -9,7 +9,7 @@ use backup::verify::{reach_of, verify};
 use serde_json::json;
 use volume::lsn::Lsn;
 
-use super::{existing, teller};
+use super::opened::{existing, teller};
 use crate::cli;
 use crate::demo::timeline::thousands;
 use crate::exit::Code;
