@@ -10,10 +10,11 @@ use futures_util::{StreamExt, TryStreamExt, stream};
 use pgdata::layout::CONTROL_FILE;
 use tokio::sync::Mutex;
 use volume::layout::{FileClass, Layout};
-use volume::namespace::{Namespace, ROOT};
+use volume::namespace::{Cut, Namespace, ROOT};
 use volume::view::FileKind;
 
 use crate::archive::Archiver;
+use crate::changes::{FileNow, Unchanged};
 use crate::error::{Error, Result};
 use crate::manifest::{self, Directory, File, Manifest};
 use crate::repository::work::Work;
@@ -30,7 +31,9 @@ const KEEP_EVERY: Duration = Duration::from_secs(10);
 /// How far a copy is.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Progress {
-    /// Bytes of files that were read.
+    /// Bytes of files that are copied, or the same as before.
+    pub done_bytes: u64,
+    /// Bytes that were read.
     pub read_bytes: u64,
     /// Bytes of all files.
     pub size_bytes: u64,
@@ -67,9 +70,18 @@ impl Pace {
     }
 }
 
+/// How an image is copied.
+pub struct How {
+    /// How fast.
+    pub pace: Pace,
+    /// True if everything is read, whatever was written since the image before.
+    pub is_full: bool,
+}
+
 /// A file to copy.
 struct Found {
     id: FileId,
+    cuts: Vec<Cut>,
     path: String,
     class: FileClass,
     mode: u16,
@@ -86,11 +98,11 @@ pub async fn create(
     source: &mut Source,
     archiver: &mut Archiver,
     repository: &Repository,
-    pace: &Pace,
+    how: &How,
     tell: impl FnMut(Progress),
 ) -> Result<Manifest> {
     let work = Work::copy(repository).await?;
-    let copied = copy_all(source, archiver, repository, pace, tell).await;
+    let copied = copy_all(source, archiver, repository, how, tell).await;
     let done = match &copied {
         Ok(manifest) => complete(&work, repository, manifest).await,
         Err(_) => Ok(()),
@@ -106,22 +118,18 @@ async fn complete(work: &Work, repository: &Repository, manifest: &Manifest) -> 
         manifest::remove(repository, &manifest.id()).await?;
         return Err(gone);
     }
-    Ok(())
+    repository.remove_changes(manifest).await
 }
 
 async fn copy_all(
     source: &mut Source,
     archiver: &mut Archiver,
     repository: &Repository,
-    pace: &Pace,
+    how: &How,
     mut tell: impl FnMut(Progress),
 ) -> Result<Manifest> {
     let begun_unix_ms = unix_ms();
-    let to = To {
-        repository,
-        known: known_chunks(repository).await?,
-        pace,
-    };
+    let to = destination(source, repository, how).await?;
     // The log is copied meanwhile, and the names go on: what is found now is read by the names of now.
     let live = source.live().clone();
     let (directories, found) = files_of(source, &live)?;
@@ -134,9 +142,10 @@ async fn copy_all(
     for some in found.chunks(FILES_AT_ONCE) {
         // Most files are small, and each waits for the zones and for the disk.
         let copies = some.iter().map(|one| copy(source, &live, &to, one));
-        for (file, written_bytes) in try_join_all(copies).await? {
-            progress.read_bytes += file.size_bytes;
-            progress.written_bytes += written_bytes;
+        for (file, copied) in try_join_all(copies).await? {
+            progress.done_bytes += file.size_bytes;
+            progress.read_bytes += copied.read;
+            progress.written_bytes += copied.written;
             files.push(file);
         }
         tell(progress);
@@ -150,6 +159,7 @@ async fn copy_all(
     let control = source.control();
     Ok(Manifest {
         generation: seal.generation,
+        lineage: seal.lineage.clone(),
         begun_unix_ms,
         server: server_of(source, &live).await?,
         redo: seal.redo,
@@ -159,17 +169,33 @@ async fn copy_all(
         control: seal.payload.clone(),
         directories,
         files,
+        read_bytes: progress.read_bytes,
         written_bytes: progress.written_bytes,
     })
 }
 
-/// Pieces that the last image has: they are there.
-async fn known_chunks(repository: &Repository) -> Result<HashSet<ChunkId>> {
+/// Looks what is there already.
+async fn destination<'a>(
+    source: &Source,
+    repository: &'a Repository,
+    how: &'a How,
+) -> Result<To<'a>> {
+    let mut to = To {
+        repository,
+        known: HashSet::new(),
+        unchanged: None,
+        pace: &how.pace,
+    };
+    repository.put_changes(source).await?;
     let Some(last) = manifest::images(repository).await?.pop() else {
-        return Ok(HashSet::new());
+        return Ok(to);
     };
     let last = Manifest::load(repository, &last).await?;
-    Ok(last.chunks().collect())
+    to.known = last.chunks().collect();
+    if !how.is_full {
+        to.unchanged = repository.unchanged_since(last, source.seal()).await?;
+    }
+    Ok(to)
 }
 
 /// Contents of a data directory that is made of the image: data as it was sealed, configuration as it is now, no log, and nothing
@@ -238,6 +264,7 @@ fn walk(
                     || layout.hidden_on_standby(&path) => {}
             FileKind::File => files.push(Found {
                 id: *id,
+                cuts: inode.cuts.clone(),
                 path,
                 class,
                 mode: inode.mode,
@@ -253,11 +280,20 @@ fn walk(
     Ok(())
 }
 
+/// Bytes of a copy.
+#[derive(Default)]
+struct Copied {
+    read: u64,
+    written: u64,
+}
+
 /// Where pieces go.
 struct To<'a> {
     repository: &'a Repository,
     /// Pieces that are there.
     known: HashSet<ChunkId>,
+    /// Pieces that need not be read.
+    unchanged: Option<Unchanged>,
     pace: &'a Pace,
 }
 
@@ -266,40 +302,55 @@ async fn copy(
     live: &Namespace,
     to: &To<'_>,
     found: &Found,
-) -> Result<(File, u64)> {
-    let starts = (0..found.size).step_by(CHUNK_BYTES);
-    let one = |start| {
+) -> Result<(File, Copied)> {
+    let is_data = found.class == FileClass::Data;
+    let now = FileNow {
+        id: found.id,
+        size_bytes: found.size,
+        cuts: &found.cuts,
+    };
+    let starts = (0..found.size).step_by(CHUNK_BYTES).enumerate();
+    let one = |(place, start)| {
         let end = found.size.min(start + CHUNK_BYTES as u64);
+        let unchanged = to.unchanged.as_ref().filter(|_| is_data);
+        let same = unchanged.and_then(|unchanged| unchanged.piece(&now, place));
         async move {
+            if let Some(id) = same {
+                return Ok((id, Copied::default()));
+            }
+            let read = end - start;
             to.pace.wait(end - start).await;
-            let bytes = match found.class {
-                FileClass::Data => source.read_image(found.id, start..end).await?,
-                _ => source.read_live(live, found.id, start..end).await?,
+            let bytes = match is_data {
+                true => source.read_image(found.id, start..end).await?,
+                false => source.read_live(live, found.id, start..end).await?,
             };
             if bytes.iter().all(|byte| *byte == 0) {
-                return Ok((None, 0));
+                return Ok((None, Copied { read, written: 0 }));
             }
             let id = to.repository.chunk_id(bytes.clone()).await?;
             let written = match to.known.contains(&id) {
                 true => 0,
                 false => to.repository.put_chunk(id, bytes).await?,
             };
-            Ok::<_, Error>((Some(id), written))
+            Ok::<_, Error>((Some(id), Copied { read, written }))
         }
     };
-    let mut copied = stream::iter(starts).map(one).buffered(CHUNKS_AT_ONCE);
-    let (mut chunks, mut written_bytes) = (Vec::new(), 0);
-    while let Some((id, written)) = copied.try_next().await? {
-        written_bytes += written;
+    let mut pieces = stream::iter(starts).map(one).buffered(CHUNKS_AT_ONCE);
+    let (mut chunks, mut sum) = (Vec::new(), Copied::default());
+    while let Some((id, copied)) = pieces.try_next().await? {
+        sum.read += copied.read;
+        sum.written += copied.written;
         chunks.push(id);
     }
     let file = File {
+        id: is_data.then_some(found.id.0),
+        cuts: found.cuts.clone(),
         path: found.path.clone(),
         mode: found.mode,
         size_bytes: found.size,
         chunks,
     };
-    Ok((file, written_bytes))
+    Ok((file, sum))
 }
 
 /// The server's major version, as the data directory says it.

@@ -9,13 +9,15 @@
 //! ```
 //!
 //! An image is what a seal names, so it never changes while it is copied, and the active's PostgreSQL has no part in it.
-//! It is copied by contents: what the repository has already is not written again.
+//! It is copied by contents: what the repository has already is not written again, and what was not written since the image
+//! before is not even read.
 //!
 //! Invariants: an object of the repository is written once, under a name that says what is in it, and what is read is
 //! compared with that; an image is in the repository when its manifest is, which is written last; a restore ends where it
 //! was asked to end, or is an error.
 
 pub mod archive;
+pub mod changes;
 pub mod config;
 pub mod create;
 pub mod drill;

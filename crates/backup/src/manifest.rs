@@ -4,10 +4,12 @@ use std::collections::HashSet;
 use std::time::SystemTime;
 
 use dax::ids::Generation;
+use dax::storage::Lineage;
 use pgdata::segment::SegmentSize;
 use pgdata::timeline::TimelineId;
 use serde::{Deserialize, Serialize};
 use volume::lsn::Lsn;
+use volume::namespace::Cut;
 
 use crate::error::{Error, Result};
 use crate::repository::{ChunkId, Repository};
@@ -48,12 +50,18 @@ pub struct Directory {
 /// A file of an image.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct File {
+    /// Its number in the volume, if its blocks have versions.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub id: Option<u64>,
     /// Its path in the data directory.
     pub path: String,
     /// Permission bits.
     pub mode: u16,
     /// Its length.
     pub size_bytes: u64,
+    /// Where it was cut; blocks behind that read as zeros unless they were written later.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub cuts: Vec<Cut>,
     /// Its pieces in order; `None` for zeros.
     pub chunks: Vec<Option<ChunkId>>,
 }
@@ -63,6 +71,8 @@ pub struct File {
 pub struct Manifest {
     /// The seal that the image is of.
     pub generation: Generation,
+    /// The generations that it consists of.
+    pub lineage: Lineage,
     /// When the copy was begun, Unix milliseconds.
     pub begun_unix_ms: u64,
     /// The major version of the server.
@@ -82,7 +92,9 @@ pub struct Manifest {
     pub directories: Vec<Directory>,
     /// Files.
     pub files: Vec<File>,
-    /// Bytes that the copy wrote to the repository.
+    /// Bytes that the copy read from the zones.
+    pub read_bytes: u64,
+    /// Bytes that it wrote to the repository.
     pub written_bytes: u64,
 }
 

@@ -6,7 +6,7 @@
 use std::sync::Arc;
 
 use bytes::{Bytes, BytesMut};
-use coordination::records::{Heartbeat, Record};
+use coordination::records::{Cluster, Heartbeat, Record};
 use dax::ids::{BlockKey, FileId, Generation, NodeName};
 use dax::storage::{Lineage, Storage};
 use futures_util::{StreamExt, TryStreamExt, stream};
@@ -27,6 +27,7 @@ use crate::error::{Error, Result};
 
 /// Blocks that are read at once.
 const READS_AT_ONCE: usize = 32;
+const NOT_MADE: &str = "the database was not made yet: understudy init makes it";
 
 /// How far the log is known to be durable.
 #[derive(Debug, Clone)]
@@ -163,6 +164,30 @@ impl Source {
         &self.control
     }
 
+    /// The last seal that there is by now.
+    pub(crate) async fn newest_seal(&self) -> Result<Seal> {
+        last_seal(&self.storage).await
+    }
+
+    /// The zones.
+    pub(crate) fn storage(&self) -> &Arc<dyn Storage> {
+        &self.storage
+    }
+
+    /// Bytes in a block.
+    pub(crate) fn block_bytes(&self) -> u64 {
+        u64::from(self.storage.settings().block_size_bytes)
+    }
+
+    /// Facts about the database, as `init` left them.
+    ///
+    /// # Errors
+    /// [`Error::Refused`] if there are none.
+    pub async fn cluster(&self) -> Result<Cluster> {
+        let cluster = Cluster::load(self.storage.as_ref()).await?;
+        cluster.ok_or_else(|| Error::Refused(NOT_MADE.to_owned()))
+    }
+
     /// The image's names.
     pub(crate) fn image(&self) -> &Namespace {
         &self.base.namespace
@@ -292,7 +317,7 @@ impl Source {
         bytes: std::ops::Range<u64>,
     ) -> Result<Bytes> {
         let inode = names.file(file)?;
-        let block_bytes = u64::from(self.storage.settings().block_size_bytes);
+        let block_bytes = self.block_bytes();
         let first = bytes.start / block_bytes;
         let read = |block| async move {
             let key = BlockKey::new(file, block);
@@ -330,9 +355,8 @@ fn retained(names: &Namespace, segment: SegmentName, size: SegmentSize) -> Optio
 async fn last_seal(storage: &Arc<dyn Storage>) -> Result<Seal> {
     let seals = seal::load_seals(storage).await?;
     let last = seals.into_iter().next_back();
-    last.filter(|seal| !seal.payload.is_empty()).ok_or_else(|| {
-        Error::Refused("the database was not made yet: understudy init makes it".to_owned())
-    })
+    last.filter(|seal| !seal.payload.is_empty())
+        .ok_or_else(|| Error::Refused(NOT_MADE.to_owned()))
 }
 
 fn parse_control(seal: &Seal) -> Result<ControlFile> {

@@ -194,6 +194,15 @@ impl BlockList {
     }
 }
 
+/// The blocks of a list of a seal; `None` if it is not there any more.
+///
+/// # Errors
+/// Those of the zones.
+pub async fn read(storage: &Arc<dyn Storage>, list: &ListRef) -> Result<Option<Vec<BlockKey>>> {
+    let list = load(storage, list).await?;
+    Ok(list.map(|list| list.blocks.into_iter().map(|(key, _)| key).collect()))
+}
+
 /// Reads a list; `None` if it is not there any more. What cannot be read is not worth an error: then
 /// quorums are asked.
 async fn load(storage: &Arc<dyn Storage>, list: &ListRef) -> Result<Option<BlockList>> {

@@ -29,7 +29,6 @@ impl World {
         let directory = tempfile::tempdir().unwrap();
         let place = directory.path().to_str().unwrap();
         let repository = Repository::open(place, None).unwrap();
-        repository.belong_to(1, "app").await.unwrap();
         World {
             directory,
             repository,
@@ -78,6 +77,7 @@ impl World {
         written.await.unwrap();
         let start = segment.range(SIZE).start;
         let manifest = Manifest {
+            lineage: dax::storage::Lineage::up_to(Generation::MAX),
             generation: Generation {
                 epoch: Epoch(1),
                 number: u32::try_from(self.images).unwrap(),
@@ -91,11 +91,14 @@ impl World {
             control: Vec::new(),
             directories: Vec::new(),
             files: vec![manifest::File {
+                id: None,
+                cuts: Vec::new(),
                 path: "base/1/1".to_owned(),
                 mode: 0o600,
                 size_bytes: 0,
                 chunks,
             }],
+            read_bytes: 0,
             written_bytes: 0,
         };
         manifest.put(&self.repository).await.unwrap();

@@ -4,6 +4,7 @@
 //! understudy.json                     whose it is, and its format
 //! chunks/<2>/<64 hexadecimal digits>  a piece of a file of an image, by the SHA-256 of its contents
 //! images/<time>-<seal>/manifest       what an image consists of
+//! changes/<generation>-<generation>    pieces that were written between two images
 //! log/<segment>/<from>-<to>           a piece of a segment of the log
 //! log/<timeline>.history              the history of a timeline
 //! works/<kind>-<id>                   who copies or expires just now
@@ -23,9 +24,10 @@ mod tests;
 pub(crate) mod work;
 
 use std::sync::Arc;
-use std::time::SystemTime;
+use std::time::{Duration, SystemTime};
 
 use bytes::Bytes;
+use coordination::records::Cluster;
 use dax::credentials::Secret;
 use futures_util::{StreamExt, TryStreamExt, stream};
 use object_store::path::Path as Name;
@@ -49,6 +51,8 @@ pub struct Owner {
     pub system_identifier: u64,
     /// The volume's name.
     pub volume: String,
+    /// When the volume was made, Unix milliseconds: one that is made of a backup of it goes other ways.
+    pub created_unix_ms: u64,
     /// Which key it is encrypted with; `None` if it is not.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub key_check: Option<String>,
@@ -128,11 +132,12 @@ impl Repository {
     ///
     /// # Errors
     /// [`Error::Refused`] if it is another's, or has something in it that is no repository.
-    pub async fn belong_to(&self, system_identifier: u64, volume: &str) -> Result<()> {
+    pub async fn belong_to(&self, volume: &str, cluster: &Cluster) -> Result<()> {
         let owner = Owner {
             format: FORMAT,
-            system_identifier,
+            system_identifier: cluster.system_identifier,
             volume: volume.to_owned(),
+            created_unix_ms: cluster.created_unix_ms,
             key_check: self.key_check(),
         };
         if self.owner().await?.is_none() {
@@ -151,8 +156,12 @@ impl Repository {
                 "the repository {} belongs to another database ({}): give each database its own",
                 self.place,
                 found.map_or_else(String::new, |other| format!(
-                    "volume {}, system identifier {}",
-                    other.volume, other.system_identifier
+                    "volume {}, system identifier {}, made {}",
+                    other.volume,
+                    other.system_identifier,
+                    humantime::format_rfc3339_seconds(
+                        SystemTime::UNIX_EPOCH + Duration::from_millis(other.created_unix_ms)
+                    )
                 ))
             ))),
         }

@@ -25,13 +25,28 @@ fn of_bucket(server: &ObjectServer, access_key: &str, secret_key: &str) -> Repos
     }
 }
 
+fn cluster(system_identifier: u64, created_unix_ms: u64) -> Cluster {
+    serde_json::from_value(serde_json::json!({
+        "system_identifier": system_identifier, "postgres_major": 15, "wal_segment_bytes": 1 << 24,
+        "page_bytes": 8192, "created_unix_ms": created_unix_ms,
+    }))
+    .unwrap()
+}
+
 /// Promises of every place.
 async fn keeps_what_it_is_given(repository: &Repository) {
     assert_eq!(repository.owner().await.unwrap(), None);
-    repository.belong_to(7, "app").await.unwrap();
-    repository.belong_to(7, "app").await.unwrap();
-    let error = repository.belong_to(8, "app").await.unwrap_err();
-    assert!(matches!(error, Error::Refused(_)), "{error}");
+    let mine = cluster(7, 1);
+    repository.belong_to("app", &mine).await.unwrap();
+    repository.belong_to("app", &mine).await.unwrap();
+    for (volume, other) in [
+        ("app", cluster(8, 1)),
+        ("app", cluster(7, 2)),
+        ("other", cluster(7, 1)),
+    ] {
+        let error = repository.belong_to(volume, &other).await.unwrap_err();
+        assert!(matches!(error, Error::Refused(_)), "{error}");
+    }
     let put = |text: &'static str| repository.put_object("log/x/1-2", Bytes::from(text));
     assert!(put("first").await.unwrap());
     put("second").await.unwrap();
@@ -84,7 +99,7 @@ async fn an_encrypted_one_keeps_it_and_shows_nobody() {
 async fn one_that_is_not_encrypted_takes_no_key() {
     let directory = tempfile::tempdir().unwrap();
     let plain = of_directory(directory.path(), None);
-    plain.belong_to(7, "app").await.unwrap();
+    plain.belong_to("app", &cluster(7, 1)).await.unwrap();
     let secret = Secret::random().unwrap();
     let error = of_directory(directory.path(), Some(&secret)).owner().await;
     assert!(
@@ -108,12 +123,14 @@ async fn credentials_that_fail_and_buckets_that_are_not_there_are_told() {
     let directory = tempfile::tempdir().unwrap();
     let server = ObjectServer::start(directory.path()).await;
     for (access, secret) in [(ACCESS_KEY, "wrong"), ("nobody", SECRET_KEY)] {
-        let refused = of_bucket(&server, access, secret).belong_to(7, "app").await;
+        let refused = of_bucket(&server, access, secret)
+            .belong_to("app", &cluster(7, 1))
+            .await;
         let error = refused.unwrap_err();
         assert!(matches!(error, Error::Store(_)), "{error}");
         assert!(!format!("{error:?}").contains(SECRET_KEY));
     }
     let none = of_bucket(&server, ACCESS_KEY, SECRET_KEY);
-    let error = none.belong_to(7, "app").await.unwrap_err();
+    let error = none.belong_to("app", &cluster(7, 1)).await.unwrap_err();
     assert!(matches!(error, Error::Store(_)), "{error}");
 }

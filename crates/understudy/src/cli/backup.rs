@@ -75,6 +75,9 @@ pub struct CreateBackup {
     /// How much is read from the zones in a second at most ("50MiB"). Default: as fast as it goes.
     #[arg(long, value_name = "BYTES")]
     pub rate: Option<ByteSize>,
+    /// Read everything, also what was not written since the image before.
+    #[arg(long)]
+    pub full: bool,
     /// By which name it claims what it reads; no node has it, and nobody else who makes backups at the same time.
     #[arg(long, value_name = "NAME", default_value = "backup-create", value_parser = node_name)]
     pub name: NodeName,

@@ -199,13 +199,25 @@ async fn in_utc(stage: &mut Stage, time: &str) -> Result<String> {
     Ok(client.query_one(asked, &[&time]).await?.get(0))
 }
 
+/// Rounds of the test of moments, and moments of each; more of them by hand.
+const ROUNDS: (&str, usize) = ("UNDERSTUDY_TEST_ROUNDS", 3);
+const MOMENTS: (&str, usize) = ("UNDERSTUDY_TEST_MOMENTS", 1);
+
+fn wanted((variable, usual): (&str, usize)) -> Result<usize> {
+    match std::env::var(variable) {
+        Ok(number) => Ok(number.parse()?),
+        Err(_) => Ok(usual),
+    }
+}
+
 // BK1
 #[tokio::test(flavor = "multi_thread")]
 #[ignore = "system test: make test-system"]
 async fn any_moment_is_restored_over_takeovers() -> Result<()> {
     let mut archived = Archived::start("repository", "15s", true).await?;
     let mut moments = Vec::new();
-    for round in 0..3 {
+    let rounds = wanted(ROUNDS)?;
+    for round in 0..rounds {
         archived.stage.commits(100).await?;
         until(
             "there is an image",
@@ -213,18 +225,22 @@ async fn any_moment_is_restored_over_takeovers() -> Result<()> {
             |images| images.len() > round.min(2),
         )
         .await?;
-        if round == 1 {
+        let is_killed = round % 3 == 1;
+        if is_killed {
             archived.kill_archiver().await?;
         }
-        moments.push(Moment::now(&mut archived.stage).await?);
-        archived.stage.commits(100).await?;
+        for _ in 0..wanted(MOMENTS)? {
+            moments.push(Moment::now(&mut archived.stage).await?);
+            archived.stage.commits(100).await?;
+        }
         take_over(&mut archived.stage, 1).await?;
-        if round == 1 {
+        if is_killed {
             archived.archive()?;
         }
     }
     archived.stage.commits(200).await?;
     let history = archived.end_load().await?;
+    archived.kill_archiver().await?;
 
     let home = open_directory(archived.stage.path(), "restored")?;
     let restored = archived.restore(&home.join("latest"), "latest").await?;
@@ -235,10 +251,47 @@ async fn any_moment_is_restored_over_takeovers() -> Result<()> {
         let directory = home.join(format!("then-{number}"));
         let restored = archived.restore(&directory, &time).await?;
         moment.check(&restored, &history).await?;
+        drop(restored);
+        std::fs::remove_dir_all(&directory)?;
     }
     ensure!(archived.verify().await?.is_empty());
-    archived.kill_archiver().await?;
     archived.stage.end().await
+}
+
+/// Makes an image of what was written since the last one, and one of the same moment for which all is read: that finds nothing
+/// that is not there.
+async fn nothing_is_taken_over_that_was_written(archived: &mut Archived) -> Result<()> {
+    let active = archived.stage.cluster.wait_active(TIMEOUT).await?;
+    let client = connect(&archived.stage.cluster.server(&active)?.config()).await?;
+    client.batch_execute("CHECKPOINT").await?;
+    let north = &archived.stage.cluster.node("north")?.config;
+    let config = north.display().to_string();
+    let create = ["backup", "create", "--json", "--config", &config];
+    let last = archived.images().await?.pop().context("no image")?;
+    let look = async || {
+        let told = archived.place.run(&create).await?;
+        Ok(serde_json::from_str::<Value>(&told)?)
+    };
+    let is_newer = |image: &Value| image["from"] != last["from"];
+    let image = until("the checkpoint is sealed", look, is_newer).await?;
+    let number = |image: &Value, key: &str| image[key].as_u64().unwrap_or_default();
+    let (read, size) = (number(&image, "read_bytes"), number(&image, "size_bytes"));
+    ensure!(
+        read > 0 && read < size / 2,
+        "{read} of {size} bytes were read"
+    );
+    let full = archived
+        .place
+        .run(&[&create[..], &["--full"]].concat())
+        .await?;
+    let full: Value = serde_json::from_str(&full)?;
+    ensure!(full["from"] == image["from"], "{full} is of another moment");
+    ensure!(number(&full, "read_bytes") == size, "{full}");
+    ensure!(
+        number(&full, "written_bytes") == 0,
+        "{full} has what {image} lacks"
+    );
+    Ok(())
 }
 
 /// Every file below a directory.
@@ -311,6 +364,7 @@ async fn a_backup_with_one_bit_changed_or_an_object_missing_is_told() -> Result<
         }
     }
     ensure!(archived.verify().await?.is_empty(), "it is whole again");
+    nothing_is_taken_over_that_was_written(&mut archived).await?;
     archived.stage.end().await
 }
 

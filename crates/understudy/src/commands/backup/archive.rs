@@ -6,7 +6,7 @@ use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 use anyhow::Context;
 use backup::archive::{Archiver, Copied};
 use backup::config::Config;
-use backup::create::{Pace, create};
+use backup::create::{How, Pace, create};
 use backup::drill::Drill;
 use backup::error::Error;
 use backup::expire::expire;
@@ -185,6 +185,7 @@ impl Archive {
             }
             if told.elapsed() > SAY_EVERY {
                 self.say().await?;
+                self.repository.put_changes(&source).await?;
                 told = Instant::now();
             }
             self.expire().await?;
@@ -216,10 +217,14 @@ impl Archive {
         source.advance().await?;
         let redo = source.seal().redo;
         let mut archiver = Archiver::begin(source, &self.repository, redo).await?;
-        let pace = Pace::new(self.config.rate.map(|rate| rate.0));
-        let manifest = create(source, &mut archiver, &self.repository, &pace, progress()).await?;
-        let (image, written_bytes) = (manifest.id(), manifest.written_bytes);
-        tracing::info!(%image, written_bytes, "an image is copied");
+        let how = How {
+            pace: Pace::new(self.config.rate.map(|rate| rate.0)),
+            is_full: false,
+        };
+        let manifest = create(source, &mut archiver, &self.repository, &how, progress()).await?;
+        let image = manifest.id();
+        let (read_bytes, written_bytes) = (manifest.read_bytes, manifest.written_bytes);
+        tracing::info!(%image, read_bytes, written_bytes, "an image is copied");
         source.let_image_go().await?;
         self.note_image(&manifest);
         self.expired = None;

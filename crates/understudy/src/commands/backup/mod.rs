@@ -10,7 +10,7 @@ mod turn;
 use std::time::{Duration, Instant};
 
 use backup::archive::{Archiver, Copied};
-use backup::create::{Pace, create};
+use backup::create::{How, Pace, create};
 use backup::error::Error;
 use backup::expire::{Policy, expire};
 use backup::manifest::Manifest;
@@ -82,8 +82,11 @@ async fn create_now(args: cli::CreateBackup) -> anyhow::Result<Code> {
     let place = &args.to.place;
     let repository = open(&place.repository, place.key_file.as_deref())?;
     let mut source = claim(&registry, &repository, args.name, None).await?;
-    let pace = Pace::new(args.rate.map(|rate| rate.0));
-    let done = copy_image(&mut source, &repository, &pace).await;
+    let how = How {
+        pace: Pace::new(args.rate.map(|rate| rate.0)),
+        is_full: args.full,
+    };
+    let done = copy_image(&mut source, &repository, &how).await;
     // Whether it succeeded or not, nothing is kept for it any more.
     let released = source.release().await;
     let manifest = done?;
@@ -93,9 +96,10 @@ async fn create_now(args: cli::CreateBackup) -> anyhow::Result<Code> {
         println!("{}", show::shown(&manifest, Ok(reach), false));
     } else {
         println!(
-            "image {}: {} MB, of which {} MB were new, in {:.1} s; restorable from {} to {reach}",
+            "image {}: {} MB, of which {} MB were read and {} MB were new, in {:.1} s; restorable from {} to {reach}",
             manifest.id(),
             thousands(manifest.size_bytes() >> 20),
+            thousands(manifest.read_bytes >> 20),
             thousands(manifest.written_bytes >> 20),
             began.elapsed().as_secs_f64(),
             manifest.end
@@ -108,11 +112,11 @@ async fn create_now(args: cli::CreateBackup) -> anyhow::Result<Code> {
 async fn copy_image(
     source: &mut Source,
     repository: &Repository,
-    pace: &Pace,
+    how: &How,
 ) -> Result<Manifest, Error> {
     let redo = source.seal().redo;
     let mut archiver = Archiver::begin(source, repository, redo).await?;
-    let manifest = create(source, &mut archiver, repository, pace, progress()).await?;
+    let manifest = create(source, &mut archiver, repository, how, progress()).await?;
     loop {
         match archiver.copy(source).await? {
             Copied::To(end) if end >= manifest.end => return Ok(manifest),

@@ -64,8 +64,9 @@ pub(super) async fn claim(
     }
     let source = Source::claim(registry.storage.clone(), name, log_from).await?;
     let volume = registry.config.cluster().volume.to_string();
-    let system_identifier = source.control().system_identifier;
-    repository.belong_to(system_identifier, &volume).await?;
+    repository
+        .belong_to(&volume, &source.cluster().await?)
+        .await?;
     Ok(source)
 }
 
@@ -89,7 +90,7 @@ pub(super) fn teller() -> impl FnMut(u64, u64) {
 
 pub(super) fn progress() -> impl FnMut(Progress) {
     let mut tell = teller();
-    move |progress: Progress| tell(progress.read_bytes, progress.size_bytes)
+    move |progress: Progress| tell(progress.done_bytes, progress.size_bytes)
 }
 
 pub(super) fn rules(text: &str) -> anyhow::Result<Keep> {

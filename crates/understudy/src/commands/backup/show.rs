@@ -25,6 +25,7 @@ pub(super) fn shown(
         "begun_unix_ms": manifest.begun_unix_ms,
         "server": manifest.server,
         "size_bytes": manifest.size_bytes(),
+        "read_bytes": manifest.read_bytes,
         "written_bytes": manifest.written_bytes,
         "from": manifest.end.to_string(),
         "to": reach.as_ref().ok().map(Lsn::to_string),
