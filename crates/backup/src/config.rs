@@ -32,6 +32,13 @@ pub struct Config {
     /// For how long any moment can be restored, if `keep` is set; older images can be restored as they are.
     #[serde(default = "default_log_for", with = "humantime_serde")]
     pub log_for: Duration,
+    /// How often a restore is tried by whoever archives, and how long the first may wait; without it nobody does. Needs
+    /// `drill_directory`.
+    #[serde(default, with = "humantime_serde")]
+    pub drill_every: Option<Duration>,
+    /// Where it is restored to: a directory that is not there, on a disk with as much room as the database has.
+    #[serde(default)]
+    pub drill_directory: Option<PathBuf>,
     /// How much is read from the zones in a second at most while an image is copied. Without it: as fast as it goes.
     #[serde(default)]
     pub rate: Option<ByteSize>,
@@ -63,6 +70,11 @@ impl Config {
             if value.is_zero() {
                 return Err(format!("[backup] {key} must be longer than zero"));
             }
+        }
+        if config.drill_every.is_some() != config.drill_directory.is_some() {
+            let said =
+                "[backup] drill_every and drill_directory belong together: give both, or none";
+            return Err(said.to_owned());
         }
         Ok(config)
     }
@@ -96,6 +108,7 @@ mod tests {
             "",
             "repository = '/b'\nkeep = 'sometimes'",
             "repository = '/b'\nlog_every = '0s'",
+            "repository = '/b'\ndrill_every = '7d'",
             "repository = '/b'\nkeeps = 'daily for 9d'",
         ] {
             assert!(Config::parse(text).is_err(), "{text}");

@@ -376,12 +376,15 @@ async fn agents_archive_in_turns_and_a_drill_shows_that_it_can_be_restored() -> 
     let stage = Stage::with_options("turns", &["north", "south"], |options| {
         often_sealed(options);
         let made = open_directory(&options.dir, "repository");
-        if let Ok(directory) = &made {
+        let drills = open_directory(&options.dir, "drills");
+        if let (Ok(directory), Ok(drills)) = (&made, drills) {
             options.backup = vec![
                 format!("repository = \"{}\"", directory.display()),
                 "images_every = \"20s\"".to_owned(),
                 "log_every = \"500ms\"".to_owned(),
                 "keep = \"all for 1d\"".to_owned(),
+                "drill_every = \"1d\"".to_owned(),
+                format!("drill_directory = \"{}/drill\"", drills.display()),
             ];
         }
         repository = Some(made);
@@ -412,6 +415,12 @@ async fn agents_archive_in_turns_and_a_drill_shows_that_it_can_be_restored() -> 
         take_over(&mut archived.stage, 1).await?;
     }
     let history = archived.end_load().await?;
+    let look = async || {
+        let told = archived.place.run(&["timeline", "--json"]).await?;
+        Ok(serde_json::from_str::<Value>(&told)?["drill"]["wrong"].clone())
+    };
+    let is_well = |wrong: &Value| wrong.as_array().is_some_and(Vec::is_empty);
+    until("a restore was tried by itself", look, is_well).await?;
     let home = open_directory(archived.stage.path(), "restored")?;
     let restored = archived.restore(&home.join("latest"), "latest").await?;
     check_all(&restored, &history).await?;
@@ -431,6 +440,7 @@ async fn agents_archive_in_turns_and_a_drill_shows_that_it_can_be_restored() -> 
         "{wrong:?}"
     );
     let told = archived.place.run(&["timeline"]).await?;
+    ensure!(told.contains("SELECT false"), "{told}");
     ensure!(told.contains("every moment from here"), "{told}");
     ensure!(archived.verify().await?.is_empty());
 

@@ -7,7 +7,6 @@ use anyhow::Context;
 use backup::archive::{Archiver, Copied};
 use backup::config::Config;
 use backup::create::{How, Pace, create};
-use backup::drill::Drill;
 use backup::error::Error;
 use backup::expire::expire;
 use backup::manifest::{self, ImageId, Manifest};
@@ -19,6 +18,7 @@ use dax::ids::NodeName;
 use volume::lsn::Lsn;
 
 use super::opened::{claim, open, progress, registry, rules};
+use super::schedule::{self, Schedule};
 use super::turn::{LATELY, is_ours};
 use crate::cli;
 use crate::commands::registry::Registry;
@@ -120,6 +120,7 @@ struct Archive {
     /// When the claim was taken from us.
     taken: Option<Instant>,
     expired: Option<Instant>,
+    drills: Option<Schedule>,
 }
 
 impl Archive {
@@ -148,6 +149,7 @@ impl Archive {
                 drill_unix_ms: None,
                 trouble: None,
             },
+            drills: Schedule::new(&config, &registry.postgres()?.postgres),
             registry,
             repository,
             config,
@@ -291,7 +293,12 @@ impl Archive {
     async fn say(&mut self) -> anyhow::Result<()> {
         self.said.by_active = self.is_active().await?;
         self.said.beat = self.said.beat.wrapping_add(1);
-        let drill = Drill::last(&self.repository).await?;
+        let drill = schedule::last(&self.repository).await?;
+        if let Some(drills) = self.drills.as_mut().filter(|_| self.said.image.is_some()) {
+            drills
+                .look(drill.as_ref())
+                .context("no restore can be tried")?;
+        }
         let good = drill.filter(|drill| drill.wrong.is_empty());
         self.said.drill_unix_ms = good.map(|drill| drill.ended_unix_ms);
         Ok(self.said.store(self.registry.storage.as_ref()).await?)

@@ -20,6 +20,8 @@ use crate::exit::{Code, Failure};
 /// The port is part of the socket's name and nothing else: the server listens on no address.
 const PORT: u16 = 5432;
 const STOP_WITHIN: Duration = Duration::from_secs(60);
+/// A file that says whose the directory is.
+const MARK: &str = "understudy-drill";
 
 /// The place of a drill, which is removed when this is dropped.
 struct Place {
@@ -27,9 +29,12 @@ struct Place {
 }
 
 impl Place {
-    /// A directory that did not exist, which only its owner can enter.
+    /// A directory that did not exist, which only its owner can enter. What a drill has left that was killed is removed.
     fn make(directory: &Path, run_as: Option<&RunAs>) -> anyhow::Result<Place> {
         let root = std::path::absolute(directory)?;
+        if root.join(MARK).exists() {
+            std::fs::remove_dir_all(&root)?;
+        }
         let made = std::fs::DirBuilder::new().mode(0o700).create(&root);
         made.with_context(|| {
             format!(
@@ -38,6 +43,7 @@ impl Place {
             )
         })?;
         let place = Place { root };
+        std::fs::write(place.root.join(MARK), "")?;
         place.directory(&place.root, run_as)?;
         for name in ["data", "run"] {
             let path = place.root.join(name);

@@ -4,6 +4,7 @@ mod archive;
 mod drill;
 mod opened;
 mod restore;
+mod schedule;
 mod show;
 mod turn;
 
