@@ -3,6 +3,7 @@
 //! Invariant: what is copied is durable in the zones and on the history of the volume, so a takeover neither leaves a gap nor
 //! adds what the new active does not have.
 
+use pgdata::timeline::TimelineId;
 use volume::lsn::Lsn;
 
 use crate::error::Result;
@@ -27,6 +28,8 @@ pub struct Archiver {
     index: LogIndex,
     /// The beginning of the segment that is copied next.
     at: Lsn,
+    /// The newest timeline that was seen.
+    timeline: TimelineId,
 }
 
 impl Archiver {
@@ -40,12 +43,18 @@ impl Archiver {
             index: repository.log(size).await?,
             repository: repository.clone(),
             at: size.start(from),
+            timeline: TimelineId::FIRST,
         })
     }
 
     /// Where it reads next: the log before that is not needed any more.
     pub fn at(&self) -> Lsn {
         self.at
+    }
+
+    /// The newest timeline that was copied.
+    pub fn timeline(&self) -> TimelineId {
+        self.timeline
     }
 
     /// Copies what is durable.
@@ -57,6 +66,8 @@ impl Archiver {
             return Ok(Copied::Later);
         };
         let size = source.segment_size();
+        self.repository.is_still_there().await?;
+        self.timeline = shown.history.timeline();
         self.copy_histories(source, &shown).await?;
         let mut start = self.at;
         while start < shown.end {

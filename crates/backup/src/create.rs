@@ -13,7 +13,7 @@ use volume::layout::{FileClass, Layout};
 use volume::namespace::{Cut, Namespace, ROOT};
 use volume::view::FileKind;
 
-use crate::archive::Archiver;
+use crate::archive::{Archiver, Copied};
 use crate::changes::{FileNow, Unchanged};
 use crate::error::{Error, Result};
 use crate::manifest::{self, Directory, File, Manifest};
@@ -27,6 +27,9 @@ const CHUNKS_AT_ONCE: usize = 4;
 
 /// How often the log is copied meanwhile, and the claim renewed.
 const KEEP_EVERY: Duration = Duration::from_secs(10);
+
+/// How often the log is looked at that an image needs.
+const LOOK_EVERY: Duration = Duration::from_millis(100);
 
 /// How far a copy is.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
@@ -88,11 +91,10 @@ struct Found {
     size: u64,
 }
 
-/// Copies the image that `source` stands on, and meanwhile the log. `tell` hears how far it is. Waits while an expiry removes
-/// pieces.
+/// Copies the image that `source` stands on, and the log that it needs. `tell` hears how far it is.
 ///
 /// # Errors
-/// The claim was given up; those of the zones and of the repository. Nothing of it counts then: pieces that were written are
+/// [`Error::Expiring`]; the claim was given up; those of the zones and of the repository. Nothing of it counts then: pieces that were written are
 /// there for the next copy.
 pub async fn create(
     source: &mut Source,
@@ -104,15 +106,32 @@ pub async fn create(
     let work = Work::copy(repository).await?;
     let copied = copy_all(source, archiver, repository, how, tell).await;
     let done = match &copied {
-        Ok(manifest) => complete(&work, repository, manifest).await,
+        Ok(manifest) => complete(&work, source, archiver, repository, manifest).await,
         Err(_) => Ok(()),
     };
     work.end().await?;
     done.and(copied)
 }
 
-/// Puts the image into the repository: its pieces are there, because nobody took the copy for gone.
-async fn complete(work: &Work, repository: &Repository, manifest: &Manifest) -> Result<()> {
+/// Puts the image into the repository, when the log is there that it needs. Its pieces are, because nobody took the copy for gone.
+async fn complete(
+    work: &Work,
+    source: &mut Source,
+    archiver: &mut Archiver,
+    repository: &Repository,
+    manifest: &Manifest,
+) -> Result<()> {
+    loop {
+        match archiver.copy(source).await? {
+            Copied::To(end) if end >= manifest.end => break,
+            Copied::Gap(at) => {
+                return Err(Error::Refused(format!(
+                    "the log from {at} on was given back while the image was copied"
+                )));
+            }
+            Copied::To(_) | Copied::Later => tokio::time::sleep(LOOK_EVERY).await,
+        }
+    }
     manifest.put(repository).await?;
     if let Err(gone) = work.now().await {
         manifest::remove(repository, &manifest.id()).await?;
@@ -190,8 +209,11 @@ async fn destination<'a>(
     let Some(last) = manifest::images(repository).await?.pop() else {
         return Ok(to);
     };
-    let last = Manifest::load(repository, &last).await?;
-    to.known = last.chunks().collect();
+    let last = match Manifest::load(repository, &last).await {
+        Err(Error::Damaged { .. } | Error::Missing(_)) => return Ok(to),
+        loaded => loaded?,
+    };
+    to.known = repository.chunks().await?;
     if !how.is_full {
         to.unchanged = repository.unchanged_since(last, source.seal()).await?;
     }
@@ -282,7 +304,7 @@ fn walk(
 
 /// Bytes of a copy.
 #[derive(Default)]
-struct Copied {
+struct Moved {
     read: u64,
     written: u64,
 }
@@ -302,7 +324,7 @@ async fn copy(
     live: &Namespace,
     to: &To<'_>,
     found: &Found,
-) -> Result<(File, Copied)> {
+) -> Result<(File, Moved)> {
     let is_data = found.class == FileClass::Data;
     let now = FileNow {
         id: found.id,
@@ -314,9 +336,10 @@ async fn copy(
         let end = found.size.min(start + CHUNK_BYTES as u64);
         let unchanged = to.unchanged.as_ref().filter(|_| is_data);
         let same = unchanged.and_then(|unchanged| unchanged.piece(&now, place));
+        let same = same.filter(|id| id.is_none_or(|id| to.known.contains(&id)));
         async move {
             if let Some(id) = same {
-                return Ok((id, Copied::default()));
+                return Ok((id, Moved::default()));
             }
             let read = end - start;
             to.pace.wait(end - start).await;
@@ -325,18 +348,18 @@ async fn copy(
                 false => source.read_live(live, found.id, start..end).await?,
             };
             if bytes.iter().all(|byte| *byte == 0) {
-                return Ok((None, Copied { read, written: 0 }));
+                return Ok((None, Moved { read, written: 0 }));
             }
             let id = to.repository.chunk_id(bytes.clone()).await?;
             let written = match to.known.contains(&id) {
                 true => 0,
                 false => to.repository.put_chunk(id, bytes).await?,
             };
-            Ok::<_, Error>((Some(id), Copied { read, written }))
+            Ok::<_, Error>((Some(id), Moved { read, written }))
         }
     };
     let mut pieces = stream::iter(starts).map(one).buffered(CHUNKS_AT_ONCE);
-    let (mut chunks, mut sum) = (Vec::new(), Copied::default());
+    let (mut chunks, mut sum) = (Vec::new(), Moved::default());
     while let Some((id, copied)) = pieces.try_next().await? {
         sum.read += copied.read;
         sum.written += copied.written;

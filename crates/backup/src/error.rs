@@ -31,7 +31,15 @@ pub enum Error {
     /// An object is not there.
     #[error("{0} of the repository is missing")]
     Missing(String),
-    /// The repository belongs to another database, or has a format that is not known here.
+    /// The repository belongs to another database, or has a format or a key that is not known here: no try will help.
+    #[error("{0}")]
+    NotOurs(String),
+    /// An expiry removes pieces: a copy waits until it has ended.
+    #[error(
+        "an expiry removes pieces of the repository: copies wait until it has ended, or for five minutes if it was killed"
+    )]
+    Expiring,
+    /// It cannot be done like this.
     #[error("{0}")]
     Refused(String),
     /// No image can be restored to where it was asked for.

@@ -29,4 +29,5 @@ pub mod repository;
 pub mod restore;
 pub mod source;
 pub mod timeline;
+pub mod tip;
 pub mod verify;

@@ -208,7 +208,7 @@ impl Repository {
         timeline: TimelineId,
         text: Bytes,
     ) -> Result<()> {
-        self.put_object(&history_name(timeline), text).await?;
+        self.put_same(&history_name(timeline), text).await?;
         index.histories.insert(timeline);
         Ok(())
     }
@@ -223,7 +223,7 @@ impl Repository {
     ) -> Result<()> {
         let to = from + log.len() as u32;
         let piece = Piece { from, to };
-        self.put_object(&piece_name(segment, index.size, piece), log)
+        self.put_same(&piece_name(segment, index.size, piece), log)
             .await?;
         index.segments.entry(segment).or_default().insert(piece);
         Ok(())

@@ -14,9 +14,31 @@ use volume::namespace::Cut;
 use crate::error::{Error, Result};
 use crate::repository::{ChunkId, Repository};
 
-/// The name of an image in its repository: when it was begun, and which seal it is of.
-#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+/// The name of an image in its repository: when it was begun, and which seal it is of. Ordered by the seal, because clocks differ.
+#[derive(Debug, Clone, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub struct ImageId(String);
+
+impl ImageId {
+    /// Epoch and number of the seal.
+    fn seal(&self) -> Option<(u64, u64)> {
+        let (_, seal) = self.0.rsplit_once('-')?;
+        let (epoch, number) = seal.split_once('.')?;
+        Some((epoch.parse().ok()?, number.parse().ok()?))
+    }
+}
+
+impl Ord for ImageId {
+    fn cmp(&self, other: &ImageId) -> std::cmp::Ordering {
+        let by_name = || self.0.cmp(&other.0);
+        self.seal().cmp(&other.seal()).then_with(by_name)
+    }
+}
+
+impl PartialOrd for ImageId {
+    fn partial_cmp(&self, other: &ImageId) -> Option<std::cmp::Ordering> {
+        Some(self.cmp(other))
+    }
+}
 
 impl std::fmt::Display for ImageId {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
@@ -158,17 +180,37 @@ pub async fn images(repository: &Repository) -> Result<Vec<ImageId>> {
     let ids = names
         .iter()
         .filter_map(|name| name.strip_suffix("/manifest"));
-    Ok(ids.filter_map(|id| id.parse().ok()).collect())
+    let mut ids: Vec<ImageId> = ids.filter_map(|id| id.parse().ok()).collect();
+    ids.sort_unstable();
+    Ok(ids)
 }
 
-/// The same, with the time when each was complete by the store's clock.
+/// The last image that can be read; those behind it that cannot are passed over with a warning.
+///
+/// # Errors
+/// [`Error::Store`]
+pub async fn last(repository: &Repository) -> Result<Option<Manifest>> {
+    for image in images(repository).await?.into_iter().rev() {
+        match Manifest::load(repository, &image).await {
+            Err(error @ (Error::Damaged { .. } | Error::Missing(_))) => {
+                tracing::warn!(%image, %error, "an image is passed over");
+            }
+            loaded => return loaded.map(Some),
+        }
+    }
+    Ok(None)
+}
+
+/// All images in order, with the time when each was complete by the store's clock.
 pub(crate) async fn dated(repository: &Repository) -> Result<Vec<(ImageId, SystemTime)>> {
     let objects = repository.objects("images").await?;
     let dated = objects.iter().filter_map(|object| {
         let id = object.name.strip_suffix("/manifest")?.parse().ok()?;
         Some((id, object.written))
     });
-    Ok(dated.collect())
+    let mut dated: Vec<(ImageId, SystemTime)> = dated.collect();
+    dated.sort_unstable();
+    Ok(dated)
 }
 
 /// Removes an image. Its pieces stay.
@@ -190,8 +232,14 @@ pub(crate) async fn set_alone(repository: &Repository, image: &ImageId) -> Resul
 /// [`Error::Store`]
 pub async fn alone(repository: &Repository) -> Result<HashSet<ImageId>> {
     let names = repository.names("images").await?;
-    let ids = names.iter().filter_map(|name| name.strip_suffix("/alone"));
-    Ok(ids.filter_map(|id| id.parse().ok()).collect())
+    let mut alone = HashSet::new();
+    for name in names.iter().filter_map(|name| name.strip_suffix("/alone")) {
+        if let Ok(image) = name.parse() {
+            repository.object(&alone_name_of(&image)).await?;
+            alone.insert(image);
+        }
+    }
+    Ok(alone)
 }
 
 fn alone_name_of(image: &ImageId) -> String {
@@ -210,6 +258,19 @@ fn stamp(unix_ms: u64) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn images_are_in_the_order_of_their_seals_whatever_clocks_say() {
+        let id = |name: &str| name.parse::<ImageId>().unwrap();
+        let mut all = [
+            id("00000000009.000-2.11"),
+            id("00000000001.000-10.0"),
+            id("00000000002.000-2.9"),
+        ];
+        all.sort_unstable();
+        assert_eq!(all[0], id("00000000002.000-2.9"));
+        assert_eq!(all[2], id("00000000001.000-10.0"));
+    }
 
     #[test]
     fn names_of_images_are_plain_and_sort_by_time() {

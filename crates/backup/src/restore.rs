@@ -19,6 +19,7 @@ use futures_util::{StreamExt, TryStreamExt, stream};
 use nix::unistd::{Gid, Uid};
 use pgdata::control::{Capacity, ControlFile};
 use pgdata::layout::{CONTROL_FILE, LOG, PostgresLayout};
+use pgdata::timeline::TimelineId;
 use volume::layout::Layout;
 use volume::lsn::Lsn;
 
@@ -26,7 +27,7 @@ use crate::error::{Error, Result};
 use crate::log::LogIndex;
 use crate::manifest::{self, File, ImageId, Manifest};
 use crate::repository::{CHUNK_BYTES, Repository};
-use crate::verify::reach_and_end;
+use crate::verify::{reach_and_end, short_of_tip};
 
 /// Where the log is, in the data directory.
 const LOG_DIRECTORY: &str = "understudy_log";
@@ -59,11 +60,18 @@ pub struct Plan {
     manifest: Manifest,
     index: LogIndex,
     target: Target,
+    /// The newest one.
+    timeline: TimelineId,
     /// The end of the log that is there.
     pub log_end: Lsn,
 }
 
 impl Plan {
+    /// True if it ends at the end of the log that is there.
+    pub fn is_to_the_end(&self) -> bool {
+        self.target == Target::Latest
+    }
+
     /// The major version of the server that can start from it.
     pub fn server(&self) -> &str {
         &self.manifest.server
@@ -83,12 +91,21 @@ pub async fn plan(
     image: Option<ImageId>,
 ) -> Result<Plan> {
     let alone = manifest::alone(repository).await?;
+    let is_chosen = image.is_some();
     let candidates = match image {
         Some(image) => vec![image],
         None => manifest::images(repository).await?,
     };
+    let mut unusable = None;
     for image in candidates.into_iter().rev() {
-        let manifest = Manifest::load(repository, &image).await?;
+        let manifest = match Manifest::load(repository, &image).await {
+            Err(error @ (Error::Damaged { .. } | Error::Missing(_))) if !is_chosen => {
+                tracing::warn!(%image, %error, "an older image is taken");
+                unusable.get_or_insert(error);
+                continue;
+            }
+            loaded => loaded?,
+        };
         let is_before = match &target {
             Target::Latest => true,
             Target::Lsn(lsn) => manifest.end <= *lsn,
@@ -98,7 +115,25 @@ pub async fn plan(
         if !is_before {
             continue;
         }
-        let (log_end, last, index) = reach_and_end(repository, &image, &manifest).await?;
+        let (log_end, last, index) = match reach_and_end(repository, &image, &manifest).await {
+            Err(error @ (Error::OutOfReach { .. } | Error::Refused(_))) if !is_chosen => {
+                tracing::warn!(%image, %error, "an older image is taken");
+                unusable.get_or_insert(error);
+                continue;
+            }
+            reached => reached?,
+        };
+        let history = repository.history(&index).await?;
+        if let Some(missing) = short_of_tip(repository, &index, &history).await? {
+            match target {
+                Target::Latest => {
+                    return Err(Error::Refused(format!(
+                        "{missing}. To restore what is there, give the position {log_end} or a time in place of latest"
+                    )));
+                }
+                _ => tracing::warn!("{missing}"),
+            }
+        }
         let is_alone = alone.contains(&image);
         if is_alone && matches!(target, Target::Time(_)) {
             return Err(Error::Refused(format!(
@@ -118,13 +153,22 @@ pub async fn plan(
             let (from, to) = (manifest.end, log_end);
             return Err(Error::OutOfReach { wanted, from, to });
         }
+        // PostgreSQL stops at a record that begins there, and there is none.
+        let target = match target {
+            Target::Lsn(lsn) if lsn == log_end => Target::Latest,
+            target => target,
+        };
         return Ok(Plan {
+            timeline: history.timeline(),
             index,
             image,
             manifest,
             target,
             log_end,
         });
+    }
+    if let Some(error) = unusable {
+        return Err(error);
     }
     Err(Error::Refused(match target {
         Target::Latest => {
@@ -178,6 +222,7 @@ pub async fn restore(
         "postgresql.auto.conf",
         &settings(
             &place.root.join(LOG_DIRECTORY),
+            plan.timeline,
             &plan.target,
             control.capacity,
         ),
@@ -239,10 +284,14 @@ async fn restore_log(repository: &Repository, plan: &Plan, place: &Place) -> Res
 }
 
 /// Settings of the server. It is a server by itself: without what a node of a cluster has.
-fn settings(log: &Path, target: &Target, capacity: Capacity) -> String {
-    let log = log.display().to_string().replace('\'', "''");
+///
+/// The timeline is named: PostgreSQL itself looks for the next one's history until one is missing.
+fn settings(log: &Path, timeline: TimelineId, target: &Target, capacity: Capacity) -> String {
+    let log = log.display().to_string();
+    let log = log.replace('%', "%%").replace('\'', "''");
     let mut text = format!(
-        "\n# Of the restore by Understudy.\nrestore_command = 'cp \"{log}/%f\" \"%p\"'\nrecovery_target_timeline = 'latest'\n"
+        "\n# Of the restore by Understudy.\nrestore_command = 'cp \"{log}/%f\" \"%p\"'\nrecovery_target_timeline = '{}'\n",
+        timeline.0
     );
     text += &match target {
         Target::Latest => String::new(),
@@ -392,13 +441,17 @@ mod tests {
             ..Capacity::default()
         };
         let target = Target::Time("it's".to_owned());
-        let text = settings(Path::new("/a'b/log"), &target, capacity);
+        let text = settings(Path::new("/a'b/50%/log"), TimelineId(7), &target, capacity);
         assert!(
-            text.contains("restore_command = 'cp \"/a''b/log/%f\" \"%p\"'\n"),
+            text.contains("restore_command = 'cp \"/a''b/50%%/log/%f\" \"%p\"'\n"),
             "{text}"
         );
         assert!(text.contains("recovery_target_time = 'it''s'\n"), "{text}");
         assert!(text.contains("max_connections = 77\n"), "{text}");
-        assert!(!settings(Path::new("/l"), &Target::Latest, capacity).contains("target_time = "));
+        assert!(text.contains("recovery_target_timeline = '7'\n"), "{text}");
+        assert!(
+            !settings(Path::new("/l"), TimelineId(1), &Target::Latest, capacity)
+                .contains("target_time = ")
+        );
     }
 }

@@ -6,7 +6,7 @@ use pgdata::timeline::TimelineId;
 use serde::Serialize;
 use volume::lsn::Lsn;
 
-use crate::error::Result;
+use crate::error::{Error, Result};
 use crate::manifest::{self, ImageId, Manifest};
 use crate::repository::Repository;
 
@@ -68,7 +68,10 @@ pub async fn reachable(repository: &Repository) -> Result<Reachable> {
         takeovers: Vec::new(),
     };
     for image in manifest::images(repository).await? {
-        let manifest = Manifest::load(repository, &image).await?;
+        let manifest = match Manifest::load(repository, &image).await {
+            Err(Error::Damaged { .. } | Error::Missing(_)) => continue,
+            loaded => loaded?,
+        };
         if alone.contains(&image) {
             let begun_unix_ms = manifest.begun_unix_ms;
             found.alone.push(Alone {
@@ -80,7 +83,7 @@ pub async fn reachable(repository: &Repository) -> Result<Reachable> {
         let index = repository.log(manifest.segment_size()?).await?;
         let history = repository.history(&index).await?;
         let to = index.reaches(&history, manifest.redo);
-        if to < manifest.end {
+        if to < manifest.end || !history.contains_log(manifest.timeline, manifest.end) {
             continue;
         }
         match found.spans.last_mut() {

@@ -1,15 +1,17 @@
 //! Reading a whole repository: everything that an image needs is there, and is what was written.
 
-use std::collections::HashSet;
+use std::collections::{BTreeSet, HashSet};
 
 use futures_util::{StreamExt, stream};
 use pgdata::segment::SegmentSize;
+use pgdata::timeline::{History, TimelineId};
 use volume::lsn::Lsn;
 
 use crate::error::{Error, Result};
 use crate::log::LogIndex;
 use crate::manifest::{self, ImageId, Manifest};
 use crate::repository::{ChunkId, Repository};
+use crate::tip::Tip;
 
 /// Objects that are read at once.
 const READS_AT_ONCE: usize = 8;
@@ -106,12 +108,39 @@ async fn verify_log(
             Err(error) => verified.wrong.push(error.to_string()),
         }
     }
-    for timeline in index.histories() {
+    let history = repository.history(&index).await?;
+    let ancestors = history.entries().iter().map(|entry| entry.timeline);
+    // The first has none.
+    let needed = ancestors.filter(|timeline| *timeline != TimelineId::FIRST);
+    let timelines: BTreeSet<TimelineId> = index.histories().chain(needed).collect();
+    for timeline in timelines {
         if let Err(error) = repository.history_file(timeline).await {
             verified.wrong.push(error.to_string());
         }
     }
+    if let Some(missing) = short_of_tip(repository, &index, &history).await? {
+        verified.wrong.push(missing);
+    }
     Ok(())
+}
+
+/// What is missing of the log that was copied, if its end is not there.
+pub(crate) async fn short_of_tip(
+    repository: &Repository,
+    index: &LogIndex,
+    history: &History,
+) -> Result<Option<String>> {
+    let Some(tip) = Tip::load(repository).await? else {
+        return Ok(None);
+    };
+    let (timeline, end) = (history.timeline(), index.end(history));
+    let is_there = timeline > tip.timeline || timeline == tip.timeline && end >= tip.end;
+    Ok((!is_there).then(|| {
+        format!(
+            "the log was copied up to {} on timeline {}, and ends at {end} on timeline {}: something was removed",
+            tip.end, tip.timeline.0, timeline.0
+        )
+    }))
 }
 
 /// Where an image can be restored to: from its end up to the end of the log behind it.
@@ -135,6 +164,14 @@ pub(crate) async fn reach_and_end(
 ) -> Result<(Lsn, Lsn, LogIndex)> {
     let index = repository.log(manifest.segment_size()?).await?;
     let history = repository.history(&index).await?;
+    if !history.contains_log(manifest.timeline, manifest.end) {
+        return Err(Error::Refused(format!(
+            "the image {image} is of timeline {} up to {}, where the newest timeline {} does not come from",
+            manifest.timeline.0,
+            manifest.end,
+            history.timeline().0
+        )));
+    }
     let reach = index.reaches(&history, manifest.redo);
     if reach < manifest.end {
         return Err(Error::OutOfReach {

@@ -6,7 +6,7 @@
 //!
 //! All ages are by the store's clock. A restore that has begun has a day: until then its pieces are there.
 //!
-//! Invariants: the newest image stays, and so does the log from the newest image that is older than `log_for`; a piece that an
+//! Invariants: the newest image that can be restored stays, and so does the log from the newest image that is older than `log_for`; a piece that an
 //! image has stays, whoever copies at the same time (`repository::work`); where an image cannot be read, no piece is removed.
 
 mod policy;
@@ -24,6 +24,7 @@ use crate::error::{Error, Result};
 use crate::manifest::{self, ImageId, Manifest};
 use crate::repository::work::Work;
 use crate::repository::{ChunkId, Repository};
+use crate::verify::reach_of;
 
 /// Pieces that are removed between two looks at whether the work counts as gone.
 const BATCH: usize = 1000;
@@ -80,19 +81,31 @@ async fn expire_under(
 ) -> Result<()> {
     let images = manifest::dated(repository).await?;
     let now = work.now().await?;
-    let times: Vec<SystemTime> = images.iter().map(|(_, time)| *time).collect();
-    let kept = policy.keep.chosen(&times, now);
+    let mut usable = Vec::new();
     let mut stay = Stay::default();
+    for (image, time) in images {
+        let manifest = Manifest::load(repository, &image).await?;
+        match reach_of(repository, &image, &manifest).await {
+            Ok(_) => usable.push((image, time, manifest)),
+            // It is of no use now, and no reason to let another one go.
+            Err(Error::OutOfReach { .. } | Error::Refused(_)) => stay.note(image, &manifest, false),
+            Err(error) => return Err(error),
+        }
+    }
+    let times: Vec<SystemTime> = usable.iter().map(|(_, time, _)| *time).collect();
+    let kept = policy.keep.chosen(&times, now);
     let mut dropped = Vec::new();
-    for (number, (image, time)) in images.into_iter().enumerate() {
+    for (number, (image, time, manifest)) in usable.into_iter().enumerate() {
         if !kept.contains(&number) {
             dropped.push(image);
             continue;
         }
-        let manifest = Manifest::load(repository, &image).await?;
         let age = now.duration_since(time).unwrap_or_default();
         stay.note(image, &manifest, age > policy.log_for);
     }
+    stay.images
+        .sort_by(|one, other| one.image.cmp(&other.image));
+    stay.find_anchor();
     for image in dropped {
         manifest::remove(repository, &image).await?;
         expired.images.push(image);
@@ -112,6 +125,8 @@ struct Stay {
 
 struct Needs {
     image: ImageId,
+    /// It is older than the log that is kept.
+    is_older: bool,
     redo: Lsn,
     end: Lsn,
 }
@@ -119,14 +134,23 @@ struct Needs {
 impl Stay {
     fn note(&mut self, image: ImageId, manifest: &Manifest, is_older: bool) {
         self.chunks.extend(manifest.chunks());
-        if is_older {
-            self.anchor = self.images.len();
-        }
         self.images.push(Needs {
             image,
+            is_older,
             redo: manifest.redo,
             end: manifest.end,
         });
+    }
+
+    fn find_anchor(&mut self) {
+        let newest = self.images.iter().rposition(|image| image.is_older);
+        self.anchor = newest.unwrap_or(0);
+    }
+
+    /// The log that stays from here on: whatever an image from the anchor on needs.
+    fn log_from(&self) -> Lsn {
+        let from_anchor = self.images[self.anchor..].iter().map(|image| image.redo);
+        from_anchor.min().unwrap_or(Lsn::ZERO)
     }
 }
 
@@ -145,8 +169,9 @@ async fn expire_log(repository: &Repository, stay: &Stay, expired: &mut Expired)
         needed.extend(index.files(&history, older.redo, older.end));
         manifest::set_alone(repository, &older.image).await?;
     }
+    let log_from = stay.log_from();
     let is_needless =
-        |segment: &SegmentName| segment.range(size).end <= anchor.redo && !needed.contains(segment);
+        |segment: &SegmentName| segment.range(size).end <= log_from && !needed.contains(segment);
     for segment in index.segments().filter(is_needless) {
         repository.remove_segment(&index, segment).await?;
         expired.segments += 1;

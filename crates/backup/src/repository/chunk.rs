@@ -1,5 +1,6 @@
 //! Pieces of files, named by what is in them: what is there already is not written again, whichever file and image it was of.
 
+use std::collections::HashSet;
 use std::fmt;
 
 use bytes::Bytes;
@@ -75,6 +76,16 @@ impl Repository {
         let bytes = packed.len() as u64;
         let is_new = self.create(&id.name(), packed.into()).await?;
         Ok(if is_new { bytes } else { 0 })
+    }
+
+    /// The pieces that are there.
+    pub(crate) async fn chunks(&self) -> Result<HashSet<ChunkId>> {
+        let names = self.names("chunks").await?;
+        let ids = names.into_iter().filter_map(|name| {
+            let (_, digits) = name.split_once('/')?;
+            ChunkId::try_from(digits.to_owned()).ok()
+        });
+        Ok(ids.collect())
     }
 
     /// The contents of a piece.

@@ -8,6 +8,7 @@
 //! log/<segment>/<from>-<to>           a piece of a segment of the log
 //! log/<timeline>.history              the history of a timeline
 //! works/<kind>-<id>                   who copies or expires just now
+//! tip                                 how far the log was copied
 //! expired/<id>                        pieces that no image had when somebody looked
 //! drills/<time>                       the result of a drill
 //! ```
@@ -23,7 +24,7 @@ mod place;
 mod tests;
 pub(crate) mod work;
 
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 use std::time::{Duration, SystemTime};
 
 use bytes::Bytes;
@@ -47,6 +48,8 @@ const MARKER: &str = "understudy.json";
 pub struct Owner {
     /// Of the repository.
     pub format: u32,
+    /// Random, and part of every checksum and seal: objects of another repository are none of this one.
+    pub id: String,
     /// PostgreSQL's name of the database.
     pub system_identifier: u64,
     /// The volume's name.
@@ -75,6 +78,8 @@ pub struct Repository {
     store: Arc<dyn ObjectStore>,
     place: String,
     cipher: Option<Arc<Cipher>>,
+    /// As soon as the owner was read.
+    id: Arc<OnceLock<String>>,
 }
 
 impl Repository {
@@ -87,13 +92,14 @@ impl Repository {
             store: place::open(place)?,
             place: place.to_owned(),
             cipher: secret.map(|secret| Arc::new(Cipher::new(secret))),
+            id: Arc::default(),
         })
     }
 
     /// The owner; `None` if the repository is new.
     ///
     /// # Errors
-    /// [`Error::Refused`] if its format is not known here, or it is encrypted with another key than this one.
+    /// [`Error::NotOurs`] if its format is not known here, or it is encrypted with another key than this one.
     pub async fn owner(&self) -> Result<Option<Owner>> {
         let found = self.store.get(&Name::from(MARKER)).await;
         let bytes = match found {
@@ -103,7 +109,7 @@ impl Repository {
         let owner: Owner =
             serde_json::from_slice(&bytes).map_err(|error| Error::damaged(MARKER, error))?;
         if owner.format != FORMAT {
-            return Err(Error::Refused(format!(
+            return Err(Error::NotOurs(format!(
                 "the repository {} has format {}, and this program knows format {FORMAT}: use the release that wrote it, or a \
                  newer one",
                 self.place, owner.format
@@ -111,7 +117,7 @@ impl Repository {
         }
         if owner.key_check != self.key_check() {
             let place = &self.place;
-            return Err(Error::Refused(match (&owner.key_check, &self.cipher) {
+            return Err(Error::NotOurs(match (&owner.key_check, &self.cipher) {
                 (Some(_), None) => {
                     format!("the repository {place} is encrypted: give its --key-file")
                 }
@@ -121,7 +127,26 @@ impl Repository {
                 ),
             }));
         }
+        if *self.id.get_or_init(|| owner.id.clone()) != owner.id {
+            return Err(Error::NotOurs(format!(
+                "another repository is at {} than before: it was exchanged, or not mounted",
+                self.place
+            )));
+        }
         Ok(Some(owner))
+    }
+
+    /// Refuses to go on in the place of a repository that is not there any more.
+    pub(crate) async fn is_still_there(&self) -> Result<()> {
+        match self.owner().await? {
+            Some(_) => Ok(()),
+            None => Err(Error::Missing(format!("{MARKER} of {}", self.place))),
+        }
+    }
+
+    /// A name of an object that no other repository has.
+    fn own(&self, name: &str) -> String {
+        format!("{} {name}", self.id.get().map_or("", String::as_str))
     }
 
     fn key_check(&self) -> Option<String> {
@@ -131,18 +156,24 @@ impl Repository {
     /// Makes it this database's, if it is nobody's yet.
     ///
     /// # Errors
-    /// [`Error::Refused`] if it is another's, or has something in it that is no repository.
+    /// [`Error::NotOurs`] if it is another's, or has something in it that is no repository.
     pub async fn belong_to(&self, volume: &str, cluster: &Cluster) -> Result<()> {
+        let found = self.owner().await?;
+        let id = match &found {
+            Some(owner) => owner.id.clone(),
+            None => hex::encode(&dax::credentials::Nonce::random()?.0[..16]),
+        };
         let owner = Owner {
             format: FORMAT,
+            id,
             system_identifier: cluster.system_identifier,
             volume: volume.to_owned(),
             created_unix_ms: cluster.created_unix_ms,
             key_check: self.key_check(),
         };
-        if self.owner().await?.is_none() {
+        if found.is_none() {
             if self.store.list(None).try_next().await?.is_some() {
-                return Err(Error::Refused(format!(
+                return Err(Error::NotOurs(format!(
                     "{} is not empty, and no repository: give an empty directory",
                     self.place
                 )));
@@ -151,8 +182,16 @@ impl Repository {
             self.put(&Name::from(MARKER), json.into()).await?;
         }
         match self.owner().await? {
-            Some(found) if found == owner => Ok(()),
-            found => Err(Error::Refused(format!(
+            Some(found)
+                if owner
+                    == Owner {
+                        id: owner.id.clone(),
+                        ..found.clone()
+                    } =>
+            {
+                Ok(())
+            }
+            found => Err(Error::NotOurs(format!(
                 "the repository {} belongs to another database ({}): give each database its own",
                 self.place,
                 found.map_or_else(String::new, |other| format!(
@@ -169,14 +208,23 @@ impl Repository {
 
     /// Writes an object, encrypted if there is a key, unless one of that name is there. Whether it is there since now.
     async fn create(&self, name: &str, bytes: Bytes) -> Result<bool> {
-        let bytes = match self.cipher.clone() {
-            None => bytes,
-            Some(cipher) => {
-                let name = name.to_owned();
-                busy(move || cipher.seal(&name, &bytes)).await??.into()
-            }
+        let sealed = self.sealed(name, bytes).await?;
+        self.put(&Name::from(name), sealed).await
+    }
+
+    /// The same, in the place of one that is there.
+    async fn overwrite(&self, name: &str, bytes: Bytes) -> Result<()> {
+        let sealed = self.sealed(name, bytes).await?;
+        self.store.put(&Name::from(name), sealed.into()).await?;
+        Ok(())
+    }
+
+    async fn sealed(&self, name: &str, bytes: Bytes) -> Result<Bytes> {
+        let Some(cipher) = self.cipher.clone() else {
+            return Ok(bytes);
         };
-        self.put(&Name::from(name), bytes).await
+        let name = self.own(name);
+        Ok(busy(move || cipher.seal(&name, &bytes)).await??.into())
     }
 
     async fn put(&self, name: &Name, bytes: Bytes) -> Result<bool> {
@@ -184,7 +232,14 @@ impl Repository {
         let put = self.store.put_opts(name, bytes.clone().into(), create);
         match put.await {
             Ok(_) => Ok(true),
-            Err(object_store::Error::AlreadyExists { .. }) => Ok(false),
+            // S3 says so as well of one that another is writing, and may not complete.
+            Err(object_store::Error::AlreadyExists { .. }) => match self.store.head(name).await {
+                Err(object_store::Error::NotFound { .. }) => {
+                    self.store.put(name, bytes.into()).await?;
+                    Ok(true)
+                }
+                found => found.map(|_| false).map_err(Error::from),
+            },
             // Names say what is in objects, so one that is written twice is the same.
             Err(
                 object_store::Error::NotImplemented { .. }
@@ -207,7 +262,7 @@ impl Repository {
         let Some(cipher) = self.cipher.clone() else {
             return Ok(found);
         };
-        let named = name.to_owned();
+        let named = self.own(name);
         let opened = busy(move || cipher.open(&named, &found)).await?;
         opened
             .map(Bytes::from)

@@ -37,9 +37,30 @@ fn unpack(name: &str, object: &[u8]) -> std::result::Result<Vec<u8>, String> {
 }
 
 impl Repository {
-    /// Writes an object, unless it is there.
+    /// Writes an object, unless it is there: then it is the same one.
+    ///
+    /// # Errors
+    /// [`Error::Refused`] if another one is there under this name.
+    pub(crate) async fn put_same(&self, name: &str, contents: Bytes) -> Result<()> {
+        let is_new = self.put_object(name, contents.clone()).await?;
+        match is_new || self.object(name).await? == contents {
+            true => Ok(()),
+            false => Err(Error::Refused(format!(
+                "{name} of the repository is there with other contents: two databases write to it"
+            ))),
+        }
+    }
+
+    /// Writes an object that changes.
+    pub(crate) async fn replace_object(&self, name: &str, contents: Bytes) -> Result<()> {
+        let named = self.own(name);
+        let packed = busy(move || pack(&named, &contents)).await??;
+        self.overwrite(name, packed).await
+    }
+
+    /// Writes an object, unless it is there. True if it was not.
     pub(crate) async fn put_object(&self, name: &str, contents: Bytes) -> Result<bool> {
-        let named = name.to_owned();
+        let named = self.own(name);
         let packed = busy(move || pack(&named, &contents)).await??;
         self.create(name, packed).await
     }
@@ -47,7 +68,7 @@ impl Repository {
     /// The contents of an object, which are what was written.
     pub(crate) async fn object(&self, name: &str) -> Result<Vec<u8>> {
         let found = self.get(name).await?;
-        let named = name.to_owned();
+        let named = self.own(name);
         let read = busy(move || unpack(&named, &found)).await?;
         read.map_err(|why| Error::damaged(name, why))
     }

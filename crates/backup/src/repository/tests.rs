@@ -22,6 +22,7 @@ fn of_bucket(server: &ObjectServer, access_key: &str, secret_key: &str) -> Repos
         store: place::bucket("backups/of/app", builder).unwrap(),
         place: "s3://backups/of/app".to_owned(),
         cipher: None,
+        id: Arc::default(),
     }
 }
 
@@ -45,7 +46,7 @@ async fn keeps_what_it_is_given(repository: &Repository) {
         ("other", cluster(7, 1)),
     ] {
         let error = repository.belong_to(volume, &other).await.unwrap_err();
-        assert!(matches!(error, Error::Refused(_)), "{error}");
+        assert!(matches!(error, Error::NotOurs(_)), "{error}");
     }
     let put = |text: &'static str| repository.put_object("log/x/1-2", Bytes::from(text));
     assert!(put("first").await.unwrap());
@@ -92,6 +93,32 @@ async fn an_encrypted_one_keeps_it_and_shows_nobody() {
         let error = of_directory(directory.path(), wrong).owner().await;
         let error = error.unwrap_err().to_string();
         assert!(error.contains("--key-file"), "{error}");
+    }
+}
+
+/// Two databases had one key: a whole segment of the other one's log took the place of this one's.
+#[tokio::test]
+async fn an_object_of_another_repository_is_none_of_this_one() {
+    let secret = Secret::random().unwrap();
+    for secret in [None, Some(&secret)] {
+        let directories = [tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap()];
+        let mut repositories = Vec::new();
+        for (number, directory) in directories.iter().enumerate() {
+            let repository = of_directory(directory.path(), secret);
+            let owner = cluster(number as u64, 1);
+            repository.belong_to("app", &owner).await.unwrap();
+            let log = Bytes::from(vec![number as u8; 100]);
+            repository.put_object("log/x/1-2", log).await.unwrap();
+            repositories.push(repository);
+        }
+        let object = |at: usize| directories[at].path().join("log/x/1-2");
+        std::fs::copy(object(1), object(0)).unwrap();
+        let read = repositories[0].object("log/x/1-2").await;
+        assert!(matches!(read.unwrap_err(), Error::Damaged { .. }));
+        let marker = |at: usize| directories[at].path().join("understudy.json");
+        std::fs::copy(marker(1), marker(0)).unwrap();
+        let exchanged = repositories[0].is_still_there().await;
+        assert!(matches!(exchanged.unwrap_err(), Error::NotOurs(_)));
     }
 }
 

@@ -1,8 +1,8 @@
 //! Works in a repository just now: copies and expiries keep out of each other's way.
 //!
 //! A copy takes pieces for granted that are there, and an expiry removes pieces that no image has. Each puts an object under its
-//! own name, and then looks for the other kind's: so at least one of two sees the other. A copy waits, an expiry gives way. Who
-//! has not renewed its object for an hour by the store's clock counts as gone, and its object is removed. Who was silent for that
+//! own name, and then looks for the other kind's: so at least one of two sees the other. Both give way, and are tried again. Who
+//! has not renewed its object for five minutes by the store's clock counts as gone, and its object is removed. Who was silent for that
 //! long learns it from the same clock, and does not go on.
 //!
 //! Invariant: a copy that is not gone when its image is complete was seen by every expiry since it began.
@@ -19,11 +19,9 @@ use super::Repository;
 use crate::error::{Error, Result};
 
 /// How often a work says that it goes on.
-const RENEW_EVERY: Duration = Duration::from_secs(60);
+const RENEW_EVERY: Duration = Duration::from_secs(30);
 /// After how long without a word it counts as gone.
-const SILENCE: Duration = Duration::from_secs(3600);
-/// How often a copy looks whether an expiry has ended.
-const LOOK_EVERY: Duration = Duration::from_secs(1);
+const SILENCE: Duration = Duration::from_secs(300);
 
 const WORKS: &str = "works";
 
@@ -93,23 +91,29 @@ impl Drop for Work {
 }
 
 impl Work {
-    /// Begins a copy: when no expiry removes anything.
+    /// Begins a copy.
+    ///
+    /// # Errors
+    /// [`Error::Expiring`] while an expiry removes pieces.
     pub(crate) async fn copy(repository: &Repository) -> Result<Work> {
-        let work = Work::begin(repository, Kind::Copy).await?;
-        while work.sees_other(Kind::Copy).await? {
-            tokio::time::sleep(LOOK_EVERY).await;
-        }
-        Ok(work)
+        let begun = Work::alone(repository, Kind::Copy).await?;
+        begun.ok_or(Error::Expiring)
     }
 
     /// Begins an expiry; `None` while somebody copies.
     pub(crate) async fn expiry(repository: &Repository) -> Result<Option<Work>> {
-        let work = Work::begin(repository, Kind::Expiry).await?;
-        if work.sees_other(Kind::Expiry).await? {
-            work.end().await?;
-            return Ok(None);
+        Work::alone(repository, Kind::Expiry).await
+    }
+
+    async fn alone(repository: &Repository, kind: Kind) -> Result<Option<Work>> {
+        let work = Work::begin(repository, kind).await?;
+        match work.sees_other(kind).await {
+            Ok(false) => Ok(Some(work)),
+            seen => {
+                work.end().await?;
+                seen.map(|_| None)
+            }
         }
-        Ok(Some(work))
     }
 
     async fn begin(repository: &Repository, kind: Kind) -> Result<Work> {
@@ -165,7 +169,7 @@ impl Work {
     pub(crate) async fn now(&self) -> Result<SystemTime> {
         self.sign.renew().await?.ok_or_else(|| {
             Error::Refused(
-                "the repository heard nothing of this work for an hour, and others took it for gone: begin again"
+                "the repository heard nothing of this work for five minutes, and others took it for gone: begin again"
                     .to_owned(),
             )
         })
@@ -186,7 +190,7 @@ mod tests {
         Repository::open(directory.path().to_str().unwrap(), None).unwrap()
     }
 
-    /// An hour passes for what a work has put.
+    /// Minutes pass for what a work has put.
     fn age(directory: &tempfile::TempDir, work: &Work) {
         let file = directory.path().join(work.sign.name.as_ref());
         let file = std::fs::File::open(file).unwrap();
@@ -195,7 +199,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn an_expiry_gives_way_and_a_copy_waits() {
+    async fn an_expiry_and_a_copy_give_way_to_each_other() {
         let directory = tempfile::tempdir().unwrap();
         let repository = repository(&directory).await;
         let copy = Work::copy(&repository).await.unwrap();
@@ -204,16 +208,15 @@ mod tests {
         copy.end().await.unwrap();
         other.end().await.unwrap();
         let expiry = Work::expiry(&repository).await.unwrap().unwrap();
-        let waiting = Work::copy(&repository);
-        let early = tokio::time::timeout(Duration::from_millis(1500), waiting).await;
-        assert!(early.is_err(), "it waits");
+        let early = Work::copy(&repository).await;
+        assert!(matches!(early.err(), Some(Error::Expiring)));
         expiry.end().await.unwrap();
         let copy = Work::copy(&repository).await.unwrap();
         assert!(copy.now().await.is_ok());
     }
 
     #[tokio::test]
-    async fn who_was_silent_for_an_hour_is_gone_and_learns_it() {
+    async fn who_was_silent_for_long_is_gone_and_learns_it() {
         let directory = tempfile::tempdir().unwrap();
         let repository = repository(&directory).await;
         let frozen = Work::copy(&repository).await.unwrap();

@@ -1,6 +1,7 @@
 //! `understudy backup archive`: the log as it becomes durable, images by schedule, and away with what no rule keeps.
 
 use std::convert::Infallible;
+use std::sync::Arc;
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use anyhow::Context;
@@ -9,12 +10,16 @@ use backup::config::Config;
 use backup::create::{How, Pace, create};
 use backup::error::Error;
 use backup::expire::expire;
-use backup::manifest::{self, ImageId, Manifest};
+use backup::manifest::{self, Manifest};
 use backup::repository::Repository;
 use backup::source::Source;
+use backup::tip::Tip;
 use backup::verify::reach_of;
-use coordination::records::{BackupState, Member, Record, Role, unix_ms};
+use coordination::records::{BackupState, Member, Record, RecordError, Role, unix_ms};
 use dax::ids::NodeName;
+use dax::storage::Storage;
+use parking_lot::Mutex;
+use tokio::task::JoinHandle;
 use volume::lsn::Lsn;
 
 use super::opened::{claim, open, progress, registry, rules};
@@ -28,6 +33,8 @@ use crate::exit::{Code, Failure};
 const TRY_AGAIN: Duration = Duration::from_secs(5);
 /// How often it says how far it is, and looks whether a node has become the active.
 const SAY_EVERY: Duration = Duration::from_secs(10);
+/// How long after an image that failed the next is tried.
+const IMAGE_AGAIN: Duration = Duration::from_secs(60);
 /// How often what no rule keeps is removed.
 const EXPIRE_EVERY: Duration = Duration::from_secs(3600);
 
@@ -58,11 +65,11 @@ pub(super) async fn run(args: cli::ArchiveLog) -> anyhow::Result<Code> {
             done = archive.go_on() => done,
         };
         let Err(error) = failed;
-        if let Some(Error::Refused(_)) = error.downcast_ref::<Error>() {
-            archive.say_trouble(&error).await;
-            return Err(error);
-        }
         match error.downcast_ref::<Error>() {
+            Some(Error::NotOurs(_)) => {
+                archive.say_trouble(&error).await;
+                return Err(error);
+            }
             Some(Error::Volume(volume::error::Error::ClaimLost)) => {
                 archive.taken = Some(Instant::now());
             }
@@ -116,11 +123,55 @@ struct Archive {
     config: Config,
     name: NodeName,
     me: String,
-    said: BackupState,
+    said: Arc<Mutex<BackupState>>,
     /// When the claim was taken from us.
     taken: Option<Instant>,
     expired: Option<Instant>,
     drills: Option<Schedule>,
+}
+
+/// Says now and then that somebody archives, whatever takes long; until it is dropped.
+struct Beat(JoinHandle<()>);
+
+impl Drop for Beat {
+    fn drop(&mut self) {
+        self.0.abort();
+    }
+}
+
+impl Beat {
+    fn start(storage: Arc<dyn Storage>, me: String, said: Arc<Mutex<BackupState>>) -> Beat {
+        Beat(tokio::spawn(async move {
+            loop {
+                if let Err(error) = beat(storage.as_ref(), &me, &said).await {
+                    tracing::warn!(%error, "the registry does not hear that the archive goes on");
+                }
+                tokio::time::sleep(SAY_EVERY).await;
+            }
+        }))
+    }
+}
+
+async fn beat(
+    storage: &dyn Storage,
+    me: &str,
+    said: &Mutex<BackupState>,
+) -> Result<(), RecordError> {
+    let by_active = is_active(storage, me).await?;
+    let state = {
+        let mut said = said.lock();
+        said.by_active = by_active;
+        said.beat = said.beat.wrapping_add(1);
+        said.clone()
+    };
+    state.store(storage).await
+}
+
+/// True if the node beside which it runs is the active.
+async fn is_active(storage: &dyn Storage, me: &str) -> Result<bool, RecordError> {
+    let members = Member::list(storage).await?;
+    let mut active = members.iter().filter(|member| member.role == Role::Active);
+    Ok(active.any(|member| member.name.as_str() == me))
 }
 
 impl Archive {
@@ -135,21 +186,22 @@ impl Archive {
                 .to_string_lossy()
                 .into_owned(),
         };
+        let said = BackupState {
+            name: args.name.clone(),
+            by: me.clone(),
+            by_active: false,
+            beat: 0,
+            repository: config.repository.clone(),
+            image: None,
+            image_unix_ms: None,
+            archived: None,
+            archived_unix_ms: None,
+            drill_unix_ms: None,
+            trouble: None,
+        };
         Ok(Archive {
-            said: BackupState {
-                name: args.name.clone(),
-                by: me.clone(),
-                by_active: false,
-                beat: 0,
-                repository: config.repository.clone(),
-                image: None,
-                image_unix_ms: None,
-                archived: None,
-                archived_unix_ms: None,
-                drill_unix_ms: None,
-                trouble: None,
-            },
             drills: Schedule::new(&config, &registry.postgres()?.postgres),
+            said: Arc::new(Mutex::new(said)),
             registry,
             repository,
             config,
@@ -163,36 +215,76 @@ impl Archive {
     /// Waits for its turn, and archives then until something fails.
     async fn go_on(&mut self) -> anyhow::Result<Infallible> {
         self.wait_turn().await?;
-        let last = last_image(&self.repository).await?;
+        let last = match self.repository.owner().await? {
+            Some(_) => manifest::last(&self.repository).await?,
+            None => None,
+        };
         let resumed = match &last {
-            Some((image, manifest)) => reach_of(&self.repository, image, manifest).await.ok(),
+            Some(manifest) => reach_of(&self.repository, &manifest.id(), manifest)
+                .await
+                .ok(),
             None => None,
         };
         let name = self.name.clone();
         let mut source = claim(&self.registry, &self.repository, name, resumed).await?;
-        if let Some((_, manifest)) = &last {
+        if let Some(manifest) = &last {
             self.note_image(manifest);
         }
-        self.say().await?;
+        let storage = self.registry.storage.clone();
+        let _beat = Beat::start(storage, self.me.clone(), self.said.clone());
         let from = resumed.unwrap_or(source.seal().redo);
         let mut archiver = Archiver::begin(&source, &self.repository, from).await?;
-        let mut is_due = last.is_none_or(|(_, last)| is_older(&last, self.config.images_every));
-        let (mut imaged, mut told) = (Instant::now(), Instant::now());
+        let is_needed = resumed.is_none();
+        let is_due = is_needed || last.is_none_or(|last| is_older(&last, self.config.images_every));
+        let mut next_image = Instant::now();
+        if !is_due {
+            next_image += self.config.images_every;
+        }
+        let mut looked = Instant::now();
         loop {
-            is_due |= self.copy_log(&mut archiver, &mut source).await?;
+            if self.copy_log(&mut archiver, &mut source).await? {
+                next_image = next_image.min(Instant::now());
+            }
             source.keep(archiver.at()).await?;
-            if is_due || imaged.elapsed() > self.config.images_every {
-                archiver = self.copy_image(&mut source).await?;
-                (is_due, imaged) = (false, Instant::now());
+            if next_image <= Instant::now() {
+                next_image = match self.copy_image(&mut source).await {
+                    Ok(newer) => {
+                        archiver = newer;
+                        Instant::now() + self.config.images_every
+                    }
+                    Err(error) => self.without_image(error, &mut source).await?,
+                };
             }
-            if told.elapsed() > SAY_EVERY {
-                self.say().await?;
-                self.repository.put_changes(&source).await?;
-                told = Instant::now();
+            if looked.elapsed() > SAY_EVERY {
+                self.look_after(&source, &archiver).await?;
+                looked = Instant::now();
             }
-            self.expire().await?;
             tokio::time::sleep(self.config.log_every).await;
         }
+    }
+
+    /// Goes on with the log after an image that failed. Returns when the next is tried.
+    async fn without_image(
+        &mut self,
+        error: anyhow::Error,
+        source: &mut Source,
+    ) -> anyhow::Result<Instant> {
+        match error.downcast_ref::<Error>() {
+            Some(Error::Expiring) => {
+                tracing::info!("an image waits until an expiry has ended");
+                source.let_image_go().await?;
+                return Ok(Instant::now() + TRY_AGAIN);
+            }
+            Some(Error::Refused(_) | Error::Damaged { .. } | Error::Missing(_)) => {}
+            _ => return Err(error),
+        }
+        tracing::warn!(
+            error = format!("{error:#}"),
+            "no image is copied; the log is"
+        );
+        self.say_trouble(&error).await;
+        source.let_image_go().await?;
+        Ok(Instant::now() + IMAGE_AGAIN)
     }
 
     /// Copies the log. True if a new image is needed, because some of the log is gone.
@@ -233,6 +325,35 @@ impl Archive {
         Ok(archiver)
     }
 
+    /// Everything but log and images: what the next image need not read, drills, expiry.
+    async fn look_after(&mut self, source: &Source, archiver: &Archiver) -> anyhow::Result<()> {
+        self.repository.put_changes(source).await?;
+        let archived = self.said.lock().archived;
+        if let Some(end) = archived {
+            let timeline = archiver.timeline();
+            Tip { timeline, end }.put(&self.repository).await?;
+        }
+        let drill = schedule::last(&self.repository).await?;
+        let has_image = self.said.lock().image.is_some();
+        if let Some(drills) = self.drills.as_mut().filter(|_| has_image) {
+            drills
+                .look(drill.as_ref())
+                .context("no restore can be tried")?;
+        }
+        let good = drill.filter(|drill| drill.wrong.is_empty());
+        self.said.lock().drill_unix_ms = good.map(|drill| drill.ended_unix_ms);
+        match self.expire().await {
+            Err(error @ (Error::Damaged { .. } | Error::Missing(_))) => {
+                let error = anyhow::Error::from(error).context("nothing is removed");
+                tracing::warn!(error = format!("{error:#}"), "the archive goes on");
+                self.say_trouble(&error).await;
+                self.expired = Some(Instant::now());
+                Ok(())
+            }
+            done => Ok(done?),
+        }
+    }
+
     async fn expire(&mut self) -> Result<(), Error> {
         let Some(policy) = self.config.policy() else {
             return Ok(());
@@ -255,14 +376,25 @@ impl Archive {
     /// Waits until nobody else archives.
     async fn wait_turn(&self) -> anyhow::Result<()> {
         let storage = self.registry.storage.as_ref();
+        let name = self.said.lock().name();
         let (mut last, mut since) = (None, Instant::now());
         loop {
-            let seen = BackupState::load_named(storage, &self.said.name()).await?;
+            let seen = BackupState::load_named(storage, &name).await?;
             let sign = seen.as_ref().map(|state| (state.by.clone(), state.beat));
+            let is_alive = last.is_some() && sign != last;
             if sign != last {
                 (last, since) = (sign, Instant::now());
             }
-            let is_active = self.is_active().await?;
+            if let Some(other) = seen.as_ref().filter(|_| is_alive)
+                && other.repository != self.config.repository
+            {
+                let (name, place) = (&self.name, &other.repository);
+                return Err(Error::NotOurs(format!(
+                    "{name} archives into {place} already: give this archiver another --name"
+                ))
+                .into());
+            }
+            let is_active = is_active(storage, &self.me).await?;
             let silent = since.elapsed();
             let was_taken = self.taken.is_some_and(|when| when.elapsed() < LATELY);
             if is_ours(&self.me, is_active, seen.as_ref(), silent, was_taken) {
@@ -272,57 +404,29 @@ impl Archive {
         }
     }
 
-    /// True if the node beside which it runs is the active.
-    async fn is_active(&self) -> anyhow::Result<bool> {
-        let members = Member::list(self.registry.storage.as_ref()).await?;
-        let mut active = members.iter().filter(|member| member.role == Role::Active);
-        Ok(active.any(|member| member.name.as_str() == self.me))
+    fn note_image(&self, manifest: &Manifest) {
+        let mut said = self.said.lock();
+        said.image = Some(manifest.id().to_string());
+        said.image_unix_ms = Some(manifest.begun_unix_ms);
+        said.trouble = None;
     }
 
-    fn note_image(&mut self, manifest: &Manifest) {
-        self.said.image = Some(manifest.id().to_string());
-        self.said.image_unix_ms = Some(manifest.begun_unix_ms);
-    }
-
-    fn note_log(&mut self, end: Lsn, asked_unix_ms: u64) {
-        self.said.archived = Some(end);
-        self.said.archived_unix_ms = Some(asked_unix_ms);
-        self.said.trouble = None;
-    }
-
-    async fn say(&mut self) -> anyhow::Result<()> {
-        self.said.by_active = self.is_active().await?;
-        self.said.beat = self.said.beat.wrapping_add(1);
-        let drill = schedule::last(&self.repository).await?;
-        if let Some(drills) = self.drills.as_mut().filter(|_| self.said.image.is_some()) {
-            drills
-                .look(drill.as_ref())
-                .context("no restore can be tried")?;
-        }
-        let good = drill.filter(|drill| drill.wrong.is_empty());
-        self.said.drill_unix_ms = good.map(|drill| drill.ended_unix_ms);
-        Ok(self.said.store(self.registry.storage.as_ref()).await?)
+    fn note_log(&self, end: Lsn, asked_unix_ms: u64) {
+        let mut said = self.said.lock();
+        said.archived = Some(end);
+        said.archived_unix_ms = Some(asked_unix_ms);
     }
 
     /// Leaves word of a failure. That this fails as well is likely, and of no use to know.
-    async fn say_trouble(&mut self, error: &anyhow::Error) {
-        self.said.trouble = Some(format!("{error:#}"));
-        let storage = self.registry.storage.as_ref();
-        let stored = tokio::time::timeout(TRY_AGAIN, self.said.store(storage)).await;
+    async fn say_trouble(&self, error: &anyhow::Error) {
+        let state = {
+            let mut said = self.said.lock();
+            said.trouble = Some(format!("{error:#}"));
+            said.clone()
+        };
+        let stored = state.store(self.registry.storage.as_ref());
+        let stored = tokio::time::timeout(TRY_AGAIN, stored).await;
         tracing::debug!(?stored, "the failure is told");
-    }
-}
-
-async fn last_image(repository: &Repository) -> Result<Option<(ImageId, Manifest)>, Error> {
-    if repository.owner().await?.is_none() {
-        return Ok(None);
-    }
-    match manifest::images(repository).await?.pop() {
-        Some(image) => {
-            let manifest = Manifest::load(repository, &image).await?;
-            Ok(Some((image, manifest)))
-        }
-        None => Ok(None),
     }
 }
 

@@ -7,10 +7,12 @@ use std::time::{Duration, Instant};
 
 use anyhow::Context;
 use backup::drill::Drill;
+use backup::restore::{Plan, Target};
 use coordination::records::unix_ms;
 use pgserver::{Installation, Postgres, Session, StartOptions, StopMode};
 use serde_json::json;
 use supervise::RunAs;
+use volume::lsn::Lsn;
 
 use super::opened::{existing, programs};
 use super::restore;
@@ -20,6 +22,8 @@ use crate::exit::{Code, Failure};
 /// The port is part of the socket's name and nothing else: the server listens on no address.
 const PORT: u16 = 5432;
 const STOP_WITHIN: Duration = Duration::from_secs(60);
+/// The log is copied as it becomes durable, so its last record may be incomplete.
+const MISSED_BYTES: u64 = 1 << 20;
 /// A file that says whose the directory is.
 const MARK: &str = "understudy-drill";
 
@@ -131,6 +135,10 @@ async fn try_restore(args: &cli::DrillBackup) -> anyhow::Result<Drill> {
                 Ok(last) => drill.last_commit = last,
                 Err(error) => drill.wrong.push(format!("{error:#}")),
             }
+            // It ended its recovery; that it was at the end of what it was given it does not say.
+            if plan.is_to_the_end() {
+                drill.wrong.extend(ended_early(&data, &plan));
+            }
             let looked = look(args, &place, &bin, &session).await;
             drop(session);
             server.stop(StopMode::Fast, STOP_WITHIN).await?;
@@ -141,6 +149,38 @@ async fn try_restore(args: &cli::DrillBackup) -> anyhow::Result<Drill> {
     drill.ended_unix_ms = unix_ms();
     drill.note(&repository).await?;
     Ok(drill)
+}
+
+/// Says where recovery ended, if that was before the end of the log.
+fn ended_early(data: &Path, plan: &Plan) -> Option<String> {
+    let Some(at) = fork(data) else {
+        return Some("recovery began no timeline".to_owned());
+    };
+    let missed_bytes = plan.log_end.bytes_since(at);
+    let said = || {
+        format!(
+            "recovery ended at {at}, and the log goes to {}",
+            plan.log_end
+        )
+    };
+    (missed_bytes > MISSED_BYTES).then(said)
+}
+
+/// Where the newest timeline of a data directory began.
+fn fork(data: &Path) -> Option<Lsn> {
+    let files = std::fs::read_dir(data.join("pg_wal")).ok()?;
+    let histories = files.filter_map(|file| {
+        let path = file.ok()?.path();
+        path.extension()
+            .is_some_and(|end| end == "history")
+            .then_some(path)
+    });
+    let text = std::fs::read_to_string(histories.max()?).ok()?;
+    let last = text.lines().rfind(|line| !line.trim().is_empty())?;
+    match Target::position(last.split_whitespace().nth(1)?)? {
+        Target::Lsn(at) => Some(at),
+        _ => None,
+    }
 }
 
 /// Starts the server, and waits until it has recovered.

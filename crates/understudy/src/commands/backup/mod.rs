@@ -10,7 +10,7 @@ mod turn;
 
 use std::time::{Duration, Instant};
 
-use backup::archive::{Archiver, Copied};
+use backup::archive::Archiver;
 use backup::create::{How, Pace, create};
 use backup::error::Error;
 use backup::expire::{Policy, expire};
@@ -25,8 +25,13 @@ use crate::cli;
 use crate::demo::timeline::thousands;
 use crate::exit::{Code, Failure};
 
+/// How often a copy looks whether an expiry has ended.
+const LOOK_EVERY: Duration = Duration::from_secs(1);
+
 /// Runs what was asked for.
 pub async fn run(command: cli::Backup) -> anyhow::Result<Code> {
+    // What is copied is the database: nobody else on this machine reads it.
+    nix::sys::stat::umask(nix::sys::stat::Mode::from_bits_truncate(0o077));
     let done = match command {
         cli::Backup::Create(args) => create_now(args).await,
         cli::Backup::Archive(args) => archive::run(args).await,
@@ -47,7 +52,9 @@ pub async fn timeline(args: cli::BackupRepository) -> anyhow::Result<Code> {
 /// Exit code and advice for an error, for who gave the command.
 fn explain(error: anyhow::Error) -> anyhow::Error {
     let advice = match error.downcast_ref::<Error>() {
-        Some(Error::Refused(_) | Error::OutOfReach { .. }) => (Code::Refused, None),
+        Some(Error::Refused(_) | Error::NotOurs(_) | Error::OutOfReach { .. }) => {
+            (Code::Refused, None)
+        }
         Some(Error::Volume(volume::error::Error::ClaimLost)) => (
             Code::Failed,
             Some(
@@ -109,7 +116,7 @@ async fn create_now(args: cli::CreateBackup) -> anyhow::Result<Code> {
     Ok(Code::Ok)
 }
 
-/// Copies the image that the source stands on, and the log from there up to what is durable at the end.
+/// Copies the image that the source stands on, as soon as no expiry is under way.
 async fn copy_image(
     source: &mut Source,
     repository: &Repository,
@@ -117,16 +124,17 @@ async fn copy_image(
 ) -> Result<Manifest, Error> {
     let redo = source.seal().redo;
     let mut archiver = Archiver::begin(source, repository, redo).await?;
-    let manifest = create(source, &mut archiver, repository, how, progress()).await?;
+    let mut is_told = false;
     loop {
-        match archiver.copy(source).await? {
-            Copied::To(end) if end >= manifest.end => return Ok(manifest),
-            Copied::Gap(at) => {
-                return Err(Error::Refused(format!(
-                    "the log from {at} on was given back while the image was copied"
-                )));
+        match create(source, &mut archiver, repository, how, progress()).await {
+            Err(error @ Error::Expiring) => {
+                if !std::mem::replace(&mut is_told, true) {
+                    eprintln!("{error}");
+                }
+                source.keep(archiver.at()).await?;
+                tokio::time::sleep(LOOK_EVERY).await;
             }
-            Copied::To(_) | Copied::Later => tokio::time::sleep(Duration::from_millis(100)).await,
+            done => return done,
         }
     }
 }

@@ -70,7 +70,7 @@ pub(super) async fn run(args: cli::RestoreBackup) -> anyhow::Result<Code> {
         plan.log_end
     );
     println!(
-        "start it: pg_ctl -D {} -w start. It replays the log up to {}, and is a database by itself then",
+        "start it: pg_ctl -D {} -w start. It replays the log up to {}; when pg_is_in_recovery() is false, it is a database by itself",
         directory.display(),
         args.to
     );

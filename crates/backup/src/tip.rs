@@ -1,0 +1,45 @@
+//! The tip: how far the log was copied when somebody said so last. Where less is there, something was removed.
+
+use pgdata::timeline::TimelineId;
+use serde::{Deserialize, Serialize};
+use volume::lsn::Lsn;
+
+use crate::error::{Error, Result};
+use crate::repository::Repository;
+
+const TIP: &str = "tip";
+
+/// See the module.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Tip {
+    /// The newest timeline.
+    pub timeline: TimelineId,
+    /// The end of its log.
+    pub end: Lsn,
+}
+
+impl Tip {
+    /// Says so, in the place of what was said before.
+    ///
+    /// # Errors
+    /// Those of the store.
+    pub async fn put(self, repository: &Repository) -> Result<()> {
+        let json = serde_json::to_vec(&self).expect("two numbers");
+        repository.replace_object(TIP, json.into()).await
+    }
+
+    /// The last one that was said.
+    ///
+    /// # Errors
+    /// [`Error::Damaged`]; those of the store.
+    pub async fn load(repository: &Repository) -> Result<Option<Tip>> {
+        match repository.object(TIP).await {
+            Err(Error::Missing(_)) => Ok(None),
+            Ok(json) => {
+                let tip = serde_json::from_slice(&json);
+                tip.map(Some).map_err(|error| Error::damaged(TIP, error))
+            }
+            Err(error) => Err(error),
+        }
+    }
+}
