@@ -104,13 +104,28 @@ pub async fn create(
     tell: impl FnMut(Progress),
 ) -> Result<Manifest> {
     let work = Work::copy(repository).await?;
-    let copied = copy_all(source, archiver, repository, how, tell).await;
-    let done = match &copied {
+    let mut copied = copy_all(source, archiver, repository, how, tell).await;
+    let done = match &mut copied {
         Ok(manifest) => complete(&work, source, archiver, repository, manifest).await,
         Err(_) => Ok(()),
     };
     work.end().await?;
     done.and(copied)
+}
+
+/// True if a file belongs to an unlogged relation by the names of now: a server makes it of the initial fork when it starts.
+///
+/// A server makes the other forks first, and no log says so; a seal in between has them alone. The log then has the initial fork,
+/// and recovery fails in the end, because it finds what it wants to make.
+fn is_unlogged(source: &Source, path: &str) -> bool {
+    let (directory, name) = path.rsplit_once('/').unwrap_or(("", path));
+    let initial = source.layout().hidden_by(name);
+    initial.is_some_and(|initial| {
+        source
+            .live()
+            .resolve(&format!("{directory}/{initial}"))
+            .is_ok()
+    })
 }
 
 /// Puts the image into the repository, when the log is there that it needs. Its pieces are, because nobody took the copy for gone.
@@ -119,7 +134,7 @@ async fn complete(
     source: &mut Source,
     archiver: &mut Archiver,
     repository: &Repository,
-    manifest: &Manifest,
+    manifest: &mut Manifest,
 ) -> Result<()> {
     loop {
         match archiver.copy(source).await? {
@@ -132,6 +147,9 @@ async fn complete(
             Copied::To(_) | Copied::Later => tokio::time::sleep(LOOK_EVERY).await,
         }
     }
+    manifest
+        .files
+        .retain(|file| !is_unlogged(source, &file.path));
     manifest.put(repository).await?;
     if let Err(gone) = work.now().await {
         manifest::remove(repository, &manifest.id()).await?;

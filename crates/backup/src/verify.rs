@@ -124,7 +124,7 @@ async fn verify_log(
     Ok(())
 }
 
-/// What is missing of the log that was copied, if its end is not there.
+/// The lack of the log that was copied, if its end is not there.
 pub(crate) async fn short_of_tip(
     repository: &Repository,
     index: &LogIndex,

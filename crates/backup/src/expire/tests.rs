@@ -220,6 +220,57 @@ async fn nothing_goes_while_an_image_that_stays_is_damaged() {
     assert!(works.is_empty(), "it does not count as being at work");
 }
 
+impl World {
+    /// All that is there of an image's log is gone.
+    fn lose_log(&self, image: u64) {
+        let segment = SegmentName {
+            timeline: TimelineId(1),
+            number: image,
+        };
+        let log = self.directory.path().join("log");
+        std::fs::remove_dir_all(log.join(segment.file_name(SIZE))).unwrap();
+    }
+}
+
+/// A copy was killed when its image was there and its log was not: the only image that could be restored went.
+#[tokio::test]
+async fn an_image_that_cannot_be_restored_keeps_no_other_from_staying() {
+    let mut world = World::new().await;
+    let good = world.copy(&[1]).await;
+    world.pass(9 * DAY);
+    world.copy(&[2]).await;
+    world.lose_log(2);
+    let expired = world.expire(&policy("all for 1d", 1)).await;
+    assert_eq!((expired.images.len(), expired.segments), (0, 0));
+    let manifest = Manifest::load(&world.repository, &good).await.unwrap();
+    assert!(reach_of(&world.repository, &good, &manifest).await.is_ok());
+    let target = crate::restore::Target::Latest;
+    let plan = crate::restore::plan(&world.repository, target, None, None).await;
+    assert_eq!(plan.unwrap().image, good, "the one that can be restored");
+}
+
+#[tokio::test]
+async fn log_that_is_gone_from_the_end_is_told() {
+    let mut world = World::new().await;
+    world.copy(&[1]).await;
+    world.copy(&[2]).await;
+    let tip = crate::tip::Tip {
+        timeline: TimelineId(1),
+        end: Lsn(3 * SIZE.bytes()),
+    };
+    tip.put(&world.repository).await.unwrap();
+    tip.put(&world.repository).await.unwrap();
+    world.is_whole().await;
+    world.lose_log(2);
+    let verified = verify(&world.repository, |_, _| ()).await.unwrap();
+    let is_told = |line: &String| line.contains("something was removed");
+    assert!(verified.wrong.iter().any(is_told), "{:?}", verified.wrong);
+    let target = crate::restore::Target::Latest;
+    let plan = crate::restore::plan(&world.repository, target, None, None).await;
+    let error = plan.unwrap_err().to_string();
+    assert!(error.contains("something was removed"), "{error}");
+}
+
 /// A step of a history.
 #[derive(Debug, Clone)]
 enum Step {

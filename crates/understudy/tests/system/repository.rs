@@ -83,8 +83,7 @@ impl Place {
 
     async fn run(&self, verb: &[&str]) -> Result<String> {
         let output = self.command(verb).output().await?;
-        let said = String::from_utf8_lossy(&output.stderr);
-        ensure!(output.status.success(), "{verb:?}: {said}");
+        ensure!(output.status.success(), "{verb:?}: {output:?}");
         Ok(String::from_utf8_lossy(&output.stdout).into_owned())
     }
 }
