@@ -19,6 +19,7 @@ use futures_util::{StreamExt, TryStreamExt, stream};
 use nix::unistd::{Gid, Uid};
 use pgdata::control::{Capacity, ControlFile};
 use pgdata::layout::{CONTROL_FILE, LOG, PostgresLayout};
+use pgdata::segment::SegmentName;
 use pgdata::timeline::TimelineId;
 use volume::layout::Layout;
 use volume::lsn::Lsn;
@@ -31,8 +32,9 @@ use crate::verify::{reach_and_end, short_of_tip};
 
 /// Where the log is, in the data directory.
 const LOG_DIRECTORY: &str = "understudy_log";
-/// Pieces that are read at once.
-const READS_AT_ONCE: usize = 8;
+/// Files that are written at once, and pieces of each that are read.
+const FILES_AT_ONCE: usize = 8;
+const READS_AT_ONCE: usize = 4;
 
 /// Where to stop.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -208,9 +210,12 @@ pub async fn restore(
     }
     let size = manifest.size_bytes();
     let mut done = 0;
-    for file in &manifest.files {
-        restore_file(repository, &place, file).await?;
-        done += file.size_bytes;
+    // Most files are small, and each waits for the repository.
+    let files = manifest.files.iter();
+    let mut files = stream::iter(files.map(|file| restore_file(repository, &place, file)))
+        .buffer_unordered(FILES_AT_ONCE);
+    while let Some(size_bytes) = files.try_next().await? {
+        done += size_bytes;
         tell(done, size);
     }
     place.directory(LOG_DIRECTORY)?;
@@ -232,7 +237,8 @@ pub async fn restore(
     place.sync()
 }
 
-async fn restore_file(repository: &Repository, place: &Place, file: &File) -> Result<()> {
+/// Makes a file. Returns its length.
+async fn restore_file(repository: &Repository, place: &Place, file: &File) -> Result<u64> {
     let mut to = place.create(&file.path, file.mode)?;
     let fetch = |chunk: Option<_>| async move {
         match chunk {
@@ -260,19 +266,24 @@ async fn restore_file(repository: &Repository, place: &Place, file: &File) -> Re
     if at != file.size_bytes {
         return Err(Error::damaged(&file.path, "pieces are missing"));
     }
-    to.set_len(at).map_err(failed())
+    to.set_len(at).map_err(failed())?;
+    Ok(at)
 }
 
 async fn restore_log(repository: &Repository, plan: &Plan, place: &Place) -> Result<()> {
     let history = repository.history(&plan.index).await?;
     let size = plan.manifest.segment_size()?;
-    for segment in plan.index.files(&history, plan.manifest.redo, plan.log_end) {
+    let segments = plan.index.files(&history, plan.manifest.redo, plan.log_end);
+    let restore = |segment: SegmentName| async move {
         let bytes = repository.segment(&plan.index, segment).await?;
-        place.write(
-            &format!("{LOG_DIRECTORY}/{}", segment.file_name(size)),
-            &bytes,
-        )?;
-    }
+        let path = format!("{LOG_DIRECTORY}/{}", segment.file_name(size));
+        place.write(&path, &bytes)
+    };
+    let mut segments = stream::iter(segments)
+        .map(restore)
+        .buffer_unordered(READS_AT_ONCE);
+    while let Some(()) = segments.try_next().await? {}
+    drop(segments);
     for timeline in plan.index.histories() {
         let text = repository.history_file(timeline).await?;
         place.write(

@@ -31,6 +31,7 @@ impl ObjectServer {
         let address = listener.local_addr().expect("it listens");
         let serving = tokio::spawn(async move {
             while let Ok((socket, _)) = listener.accept().await {
+                socket.set_nodelay(true).expect("a socket of the net");
                 let service = service.clone();
                 tokio::spawn(async move {
                     let http = Builder::new(TokioExecutor::new());
