@@ -3,13 +3,13 @@
 //! Invariant: what is copied is durable in the zones and on the history of the volume, so a takeover neither leaves a gap nor
 //! adds what the new active does not have.
 
-use pgdata::timeline::TimelineId;
 use volume::lsn::Lsn;
 
 use crate::error::Result;
 use crate::log::LogIndex;
 use crate::repository::Repository;
 use crate::source::{Shown, Source};
+use crate::tip::Tip;
 
 /// How far the log is copied.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -28,8 +28,8 @@ pub struct Archiver {
     index: LogIndex,
     /// The beginning of the segment that is copied next.
     at: Lsn,
-    /// The newest timeline that was seen.
-    timeline: TimelineId,
+    /// How far it has copied.
+    tip: Option<Tip>,
 }
 
 impl Archiver {
@@ -43,7 +43,7 @@ impl Archiver {
             index: repository.log(size).await?,
             repository: repository.clone(),
             at: size.start(from),
-            timeline: TimelineId::FIRST,
+            tip: None,
         })
     }
 
@@ -52,9 +52,9 @@ impl Archiver {
         self.at
     }
 
-    /// The newest timeline that was copied.
-    pub fn timeline(&self) -> TimelineId {
-        self.timeline
+    /// How far it has copied; `None` if it has not yet.
+    pub fn tip(&self) -> Option<Tip> {
+        self.tip
     }
 
     /// Copies what is durable.
@@ -67,7 +67,6 @@ impl Archiver {
         };
         let size = source.segment_size();
         self.repository.is_still_there().await?;
-        self.timeline = shown.history.timeline();
         self.copy_histories(source, &shown).await?;
         let mut start = self.at;
         while start < shown.end {
@@ -95,7 +94,10 @@ impl Archiver {
             start = next;
         }
         self.at = start;
-        Ok(Copied::To(self.index.reaches(&shown.history, start)))
+        let end = self.index.reaches(&shown.history, start);
+        let timeline = shown.history.timeline();
+        self.tip = Some(Tip { timeline, end });
+        Ok(Copied::To(end))
     }
 
     async fn copy_histories(&mut self, source: &Source, shown: &Shown) -> Result<()> {

@@ -14,7 +14,7 @@ use volume::lists;
 use volume::namespace::Cut;
 use volume::seal::Seal;
 
-use crate::error::{Error, Result};
+use crate::error::Result;
 use crate::manifest::{File, Manifest};
 use crate::repository::{CHUNK_BYTES, ChunkId, Repository};
 use crate::source::Source;
@@ -110,8 +110,7 @@ impl Repository {
                 let place = key.block.0 * source.block_bytes() / CHUNK_BYTES as u64;
                 pieces.entry(key.file.0).or_default().insert(place);
             }
-            let json = serde_json::to_vec(&pieces).expect("numbers");
-            self.put_object(&stretch.name(), json.into()).await?;
+            self.put_value(&stretch.name(), &pieces).await?;
         }
         Ok(())
     }
@@ -140,10 +139,7 @@ impl Repository {
         };
         let mut written = Pieces::new();
         for stretch in chain {
-            let name = stretch.name();
-            let json = self.object(&name).await?;
-            let pieces: Pieces =
-                serde_json::from_slice(&json).map_err(|error| Error::damaged(&name, error))?;
+            let pieces: Pieces = self.value(&stretch.name()).await?;
             for (file, places) in pieces {
                 written.entry(file).or_default().extend(places);
             }

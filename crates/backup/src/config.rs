@@ -60,7 +60,7 @@ impl Config {
     /// Reads the table.
     ///
     /// # Errors
-    /// What is wrong with it, in words.
+    /// The mistake, in words.
     pub fn parse(text: &str) -> Result<Config, String> {
         let config: Config = toml::from_str(text).map_err(|error| format!("[backup]: {error}"))?;
         for (key, value) in [

@@ -1,6 +1,6 @@
 //! Copying an image into a repository.
 
-use std::collections::HashSet;
+use std::collections::HashMap;
 use std::time::{Duration, Instant};
 
 use coordination::records::unix_ms;
@@ -94,8 +94,8 @@ struct Found {
 /// Copies the image that `source` stands on, and the log that it needs. `tell` hears how far it is.
 ///
 /// # Errors
-/// [`Error::Expiring`]; the claim was given up; those of the zones and of the repository. Nothing of it counts then: pieces that were written are
-/// there for the next copy.
+/// [`Error::Expiring`]; the claim was given up; those of the zones and of the repository. Nothing of it counts then: pieces that
+/// were written are there for the next copy.
 pub async fn create(
     source: &mut Source,
     archiver: &mut Archiver,
@@ -219,17 +219,13 @@ async fn destination<'a>(
 ) -> Result<To<'a>> {
     let mut to = To {
         repository,
-        known: HashSet::new(),
+        known: HashMap::new(),
         unchanged: None,
         pace: &how.pace,
     };
     repository.put_changes(source).await?;
-    let Some(last) = manifest::images(repository).await?.pop() else {
+    let Some(last) = manifest::last(repository).await? else {
         return Ok(to);
-    };
-    let last = match Manifest::load(repository, &last).await {
-        Err(Error::Damaged { .. } | Error::Missing(_)) => return Ok(to),
-        loaded => loaded?,
     };
     to.known = repository.chunks().await?;
     if !how.is_full {
@@ -331,7 +327,7 @@ struct Moved {
 struct To<'a> {
     repository: &'a Repository,
     /// Pieces that are there.
-    known: HashSet<ChunkId>,
+    known: HashMap<ChunkId, u64>,
     /// Pieces that need not be read.
     unchanged: Option<Unchanged>,
     pace: &'a Pace,
@@ -354,7 +350,7 @@ async fn copy(
         let end = found.size.min(start + CHUNK_BYTES as u64);
         let unchanged = to.unchanged.as_ref().filter(|_| is_data);
         let same = unchanged.and_then(|unchanged| unchanged.piece(&now, place));
-        let same = same.filter(|id| id.is_none_or(|id| to.known.contains(&id)));
+        let same = same.filter(|id| id.is_none_or(|id| to.known.contains_key(&id)));
         async move {
             if let Some(id) = same {
                 return Ok((id, Moved::default()));
@@ -369,7 +365,7 @@ async fn copy(
                 return Ok((None, Moved { read, written: 0 }));
             }
             let id = to.repository.chunk_id(bytes.clone()).await?;
-            let written = match to.known.contains(&id) {
+            let written = match to.known.contains_key(&id) {
                 true => 0,
                 false => to.repository.put_chunk(id, bytes).await?,
             };

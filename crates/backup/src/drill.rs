@@ -2,7 +2,7 @@
 
 use serde::{Deserialize, Serialize};
 
-use crate::error::{Error, Result};
+use crate::error::Result;
 use crate::manifest::ImageId;
 use crate::repository::Repository;
 
@@ -32,9 +32,8 @@ impl Drill {
     /// Those of the store.
     pub async fn note(&self, repository: &Repository) -> Result<()> {
         let earlier = repository.names(DRILLS).await?;
-        let json = serde_json::to_vec(self).expect("a struct of plain values");
         let name = format!("{DRILLS}/{:015}", self.ended_unix_ms);
-        repository.put_object(&name, json.into()).await?;
+        repository.put_value(&name, self).await?;
         let earlier = earlier.into_iter().map(|name| format!("{DRILLS}/{name}"));
         repository
             .remove_all(earlier.filter(|other| *other != name).collect())
@@ -44,15 +43,12 @@ impl Drill {
     /// The last one that was noted.
     ///
     /// # Errors
-    /// [`Error::Damaged`]; those of the store.
+    /// [`Damaged`](crate::error::Error::Damaged); those of the store.
     pub async fn last(repository: &Repository) -> Result<Option<Drill>> {
         let Some(name) = repository.names(DRILLS).await?.pop() else {
             return Ok(None);
         };
         let name = format!("{DRILLS}/{name}");
-        let json = repository.object(&name).await?;
-        serde_json::from_slice(&json)
-            .map(Some)
-            .map_err(|error| Error::damaged(name, error))
+        repository.value(&name).await.map(Some)
     }
 }

@@ -16,6 +16,7 @@ use pgdata::timeline::{History, TimelineId};
 use volume::lsn::Lsn;
 
 use crate::error::{Error, Result};
+use crate::manifest::Manifest;
 use crate::repository::Repository;
 
 /// A part of a segment: its first byte, and the byte behind its last one.
@@ -158,6 +159,11 @@ impl LogIndex {
         files
     }
 
+    /// Bytes in a segment.
+    pub(crate) fn segment_size(&self) -> SegmentSize {
+        self.size
+    }
+
     /// Segments of which there is anything.
     pub(crate) fn segments(&self) -> impl Iterator<Item = SegmentName> + '_ {
         self.segments.keys().copied()
@@ -166,6 +172,61 @@ impl LogIndex {
     /// Timelines that have a history.
     pub fn histories(&self) -> impl Iterator<Item = TimelineId> + '_ {
         self.histories.iter().copied()
+    }
+}
+
+/// The log of a repository as it was listed, on the newest history.
+#[derive(Debug)]
+pub struct Log {
+    /// The names.
+    pub(crate) index: LogIndex,
+    /// The newest history.
+    pub(crate) history: History,
+}
+
+impl Log {
+    /// The log that images such as this one need.
+    ///
+    /// # Errors
+    /// [`Error::Damaged`], [`Error::Missing`]; those of the store.
+    pub async fn of(repository: &Repository, manifest: &Manifest) -> Result<Log> {
+        Log::load(repository, manifest.segment_size()?).await
+    }
+
+    pub(crate) async fn load(repository: &Repository, size: SegmentSize) -> Result<Log> {
+        let index = repository.log(size).await?;
+        let history = repository.history(&index).await?;
+        Ok(Log { index, history })
+    }
+
+    /// The end of all of it, whatever is missing before.
+    pub(crate) fn end(&self) -> Lsn {
+        self.index.end(&self.history)
+    }
+
+    /// Where an image can be restored to: from its end up to the end of the log behind it.
+    ///
+    /// # Errors
+    /// [`Error::OutOfReach`] if the log does not even go to its end, [`Error::Refused`] if it is not on the history.
+    pub fn reach(&self, manifest: &Manifest) -> Result<Lsn> {
+        let image = manifest.id();
+        if !self.history.contains_log(manifest.timeline, manifest.end) {
+            return Err(Error::Refused(format!(
+                "the image {image} is of timeline {} up to {}, where the newest timeline {} does not come from",
+                manifest.timeline.0,
+                manifest.end,
+                self.history.timeline().0
+            )));
+        }
+        let reach = self.index.reaches(&self.history, manifest.redo);
+        if reach < manifest.end {
+            return Err(Error::OutOfReach {
+                wanted: format!("the end of the image {image}, {}", manifest.end),
+                from: manifest.redo,
+                to: reach,
+            });
+        }
+        Ok(reach)
     }
 }
 
@@ -264,12 +325,8 @@ impl Repository {
     }
 
     /// When the log before `end` was written, by the store's clock.
-    pub(crate) async fn log_written(
-        &self,
-        index: &LogIndex,
-        history: &History,
-        end: Lsn,
-    ) -> Result<Option<SystemTime>> {
+    pub(crate) async fn log_written(&self, log: &Log, end: Lsn) -> Result<Option<SystemTime>> {
+        let Log { index, history } = log;
         let before = Lsn(end.0.saturating_sub(1));
         let last = index.files(history, before, end).pop();
         let piece = last.and_then(|segment| Some((segment, index.chain(segment).0.pop()?)));

@@ -150,9 +150,8 @@ impl Manifest {
 
     /// Puts the image into the repository, whose pieces are there.
     pub(crate) async fn put(&self, repository: &Repository) -> Result<()> {
-        let json = serde_json::to_vec(self).expect("a struct of plain values");
         let name = name_of(&self.id());
-        match repository.put_object(&name, json.into()).await? {
+        match repository.put_value(&name, self).await? {
             true => Ok(()),
             false => Err(Error::Refused(format!(
                 "{name} is there already: another copy of this moment was made at the same time"
@@ -165,9 +164,7 @@ impl Manifest {
     /// # Errors
     /// [`Error::Missing`], [`Error::Damaged`]
     pub async fn load(repository: &Repository, image: &ImageId) -> Result<Manifest> {
-        let name = name_of(image);
-        let json = repository.object(&name).await?;
-        serde_json::from_slice(&json).map_err(|error| Error::damaged(name, error))
+        repository.value(&name_of(image)).await
     }
 }
 

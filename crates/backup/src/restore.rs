@@ -21,14 +21,15 @@ use pgdata::control::{Capacity, ControlFile};
 use pgdata::layout::{CONTROL_FILE, LOG, PostgresLayout};
 use pgdata::segment::SegmentName;
 use pgdata::timeline::TimelineId;
+use tokio::sync::OnceCell;
 use volume::layout::Layout;
 use volume::lsn::Lsn;
 
 use crate::error::{Error, Result};
-use crate::log::LogIndex;
+use crate::log::Log;
 use crate::manifest::{self, File, ImageId, Manifest};
 use crate::repository::{CHUNK_BYTES, Repository};
-use crate::verify::{reach_and_end, short_of_tip};
+use crate::verify::short_of_tip;
 
 /// Where the log is, in the data directory.
 const LOG_DIRECTORY: &str = "understudy_log";
@@ -60,10 +61,8 @@ pub struct Plan {
     /// The image.
     pub image: ImageId,
     manifest: Manifest,
-    index: LogIndex,
+    log: Log,
     target: Target,
-    /// The newest one.
-    timeline: TimelineId,
     /// The end of the log that is there.
     pub log_end: Lsn,
 }
@@ -99,6 +98,7 @@ pub async fn plan(
         None => manifest::images(repository).await?,
     };
     let mut unusable = None;
+    let listed = OnceCell::new();
     for image in candidates.into_iter().rev() {
         let manifest = match Manifest::load(repository, &image).await {
             Err(error @ (Error::Damaged { .. } | Error::Missing(_))) if !is_chosen => {
@@ -117,7 +117,10 @@ pub async fn plan(
         if !is_before {
             continue;
         }
-        let (log_end, last, index) = match reach_and_end(repository, &image, &manifest).await {
+        let log = listed
+            .get_or_try_init(|| Log::of(repository, &manifest))
+            .await?;
+        let log_end = match log.reach(&manifest) {
             Err(error @ (Error::OutOfReach { .. } | Error::Refused(_))) if !is_chosen => {
                 tracing::warn!(%image, %error, "an older image is taken");
                 unusable.get_or_insert(error);
@@ -125,8 +128,8 @@ pub async fn plan(
             }
             reached => reached?,
         };
-        let history = repository.history(&index).await?;
-        if let Some(missing) = short_of_tip(repository, &index, &history).await? {
+        let last = log.end();
+        if let Some(missing) = short_of_tip(repository, log).await? {
             match target {
                 Target::Latest => {
                     return Err(Error::Refused(format!(
@@ -161,8 +164,7 @@ pub async fn plan(
             target => target,
         };
         return Ok(Plan {
-            timeline: history.timeline(),
-            index,
+            log: listed.into_inner().expect("it was listed"),
             image,
             manifest,
             target,
@@ -227,7 +229,7 @@ pub async fn restore(
         "postgresql.auto.conf",
         &settings(
             &place.root.join(LOG_DIRECTORY),
-            plan.timeline,
+            plan.log.history.timeline(),
             &plan.target,
             control.capacity,
         ),
@@ -271,11 +273,11 @@ async fn restore_file(repository: &Repository, place: &Place, file: &File) -> Re
 }
 
 async fn restore_log(repository: &Repository, plan: &Plan, place: &Place) -> Result<()> {
-    let history = repository.history(&plan.index).await?;
+    let Log { index, history } = &plan.log;
     let size = plan.manifest.segment_size()?;
-    let segments = plan.index.files(&history, plan.manifest.redo, plan.log_end);
+    let segments = index.files(history, plan.manifest.redo, plan.log_end);
     let restore = |segment: SegmentName| async move {
-        let bytes = repository.segment(&plan.index, segment).await?;
+        let bytes = repository.segment(index, segment).await?;
         let path = format!("{LOG_DIRECTORY}/{}", segment.file_name(size));
         place.write(&path, &bytes)
     };
@@ -284,7 +286,7 @@ async fn restore_log(repository: &Repository, plan: &Plan, place: &Place) -> Res
         .buffer_unordered(READS_AT_ONCE);
     while let Some(()) = segments.try_next().await? {}
     drop(segments);
-    for timeline in plan.index.histories() {
+    for timeline in index.histories() {
         let text = repository.history_file(timeline).await?;
         place.write(
             &format!("{LOG_DIRECTORY}/{}", timeline.history_file_name()),

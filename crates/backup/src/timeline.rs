@@ -4,9 +4,11 @@ use std::time::SystemTime;
 
 use pgdata::timeline::TimelineId;
 use serde::Serialize;
+use tokio::sync::OnceCell;
 use volume::lsn::Lsn;
 
 use crate::error::{Error, Result};
+use crate::log::Log;
 use crate::manifest::{self, ImageId, Manifest};
 use crate::repository::Repository;
 
@@ -67,6 +69,7 @@ pub async fn reachable(repository: &Repository) -> Result<Reachable> {
         alone: Vec::new(),
         takeovers: Vec::new(),
     };
+    let listed = OnceCell::new();
     for image in manifest::images(repository).await? {
         let manifest = match Manifest::load(repository, &image).await {
             Err(Error::Damaged { .. } | Error::Missing(_)) => continue,
@@ -80,12 +83,12 @@ pub async fn reachable(repository: &Repository) -> Result<Reachable> {
             });
             continue;
         }
-        let index = repository.log(manifest.segment_size()?).await?;
-        let history = repository.history(&index).await?;
-        let to = index.reaches(&history, manifest.redo);
-        if to < manifest.end || !history.contains_log(manifest.timeline, manifest.end) {
+        let log = listed
+            .get_or_try_init(|| Log::of(repository, &manifest))
+            .await?;
+        let Ok(to) = log.reach(&manifest) else {
             continue;
-        }
+        };
         match found.spans.last_mut() {
             Some(span) if span.to >= manifest.end => span.images += 1,
             _ => found.spans.push(Span {
@@ -94,16 +97,17 @@ pub async fn reachable(repository: &Repository) -> Result<Reachable> {
                 from: manifest.end,
                 to,
                 from_unix_ms: manifest.begun_unix_ms,
-                to_unix_ms: unix_ms(repository.log_written(&index, &history, to).await?),
+                to_unix_ms: unix_ms(repository.log_written(log, to).await?),
             }),
         }
-        let entries = history.entries().iter().skip(1);
-        found.takeovers = entries
-            .map(|entry| Takeover {
-                timeline: entry.timeline,
-                from: entry.begin,
-            })
-            .collect();
+    }
+    if let Some(log) = listed.get().filter(|_| !found.spans.is_empty()) {
+        let entries = log.history.entries().iter().skip(1);
+        let takeovers = entries.map(|entry| Takeover {
+            timeline: entry.timeline,
+            from: entry.begin,
+        });
+        found.takeovers = takeovers.collect();
     }
     Ok(found)
 }

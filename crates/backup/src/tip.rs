@@ -24,8 +24,7 @@ impl Tip {
     /// # Errors
     /// Those of the store.
     pub async fn put(self, repository: &Repository) -> Result<()> {
-        let json = serde_json::to_vec(&self).expect("two numbers");
-        repository.replace_object(TIP, json.into()).await
+        repository.replace_value(TIP, &self).await
     }
 
     /// The last one that was said.
@@ -33,13 +32,9 @@ impl Tip {
     /// # Errors
     /// [`Error::Damaged`]; those of the store.
     pub async fn load(repository: &Repository) -> Result<Option<Tip>> {
-        match repository.object(TIP).await {
+        match repository.value(TIP).await {
             Err(Error::Missing(_)) => Ok(None),
-            Ok(json) => {
-                let tip = serde_json::from_slice(&json);
-                tip.map(Some).map_err(|error| Error::damaged(TIP, error))
-            }
-            Err(error) => Err(error),
+            found => found.map(Some),
         }
     }
 }

@@ -4,12 +4,12 @@ use std::collections::{BTreeSet, HashSet};
 
 use futures_util::{StreamExt, stream};
 use pgdata::segment::SegmentSize;
-use pgdata::timeline::{History, TimelineId};
-use volume::lsn::Lsn;
+use pgdata::timeline::TimelineId;
+use tokio::sync::OnceCell;
 
 use crate::error::{Error, Result};
-use crate::log::LogIndex;
-use crate::manifest::{self, ImageId, Manifest};
+use crate::log::Log;
+use crate::manifest::{self, Manifest};
 use crate::repository::{ChunkId, Repository};
 use crate::tip::Tip;
 
@@ -42,6 +42,7 @@ pub async fn verify(
     let mut verified = Verified::default();
     let mut chunks: HashSet<ChunkId> = HashSet::new();
     let mut size = None;
+    let log = OnceCell::new();
     let alone = manifest::alone(repository).await?;
     for image in manifest::images(repository).await? {
         verified.images += 1;
@@ -49,7 +50,12 @@ pub async fn verify(
             Ok(manifest) => {
                 chunks.extend(manifest.chunks());
                 size = manifest.segment_size().ok();
-                let trouble = trouble_of(repository, &image, &manifest, &alone).await;
+                let listed = log.get_or_try_init(|| Log::of(repository, &manifest)).await;
+                let is_alone = alone.contains(&image);
+                let trouble = match listed {
+                    Ok(log) => trouble_of(log, &manifest, is_alone),
+                    Err(error) => Some(error.to_string()),
+                };
                 verified.wrong.extend(trouble);
             }
             Err(error) => verified.wrong.push(error.to_string()),
@@ -79,15 +85,10 @@ pub async fn verify(
 }
 
 /// A reason why an image cannot be restored to any moment behind it.
-async fn trouble_of(
-    repository: &Repository,
-    image: &ImageId,
-    manifest: &Manifest,
-    alone: &HashSet<ImageId>,
-) -> Option<String> {
-    let reached = reach_and_end(repository, image, manifest).await;
-    match reached {
-        Ok((reach, end, _)) if reach < end && !alone.contains(image) => Some(format!(
+fn trouble_of(log: &Log, manifest: &Manifest, is_alone: bool) -> Option<String> {
+    let (image, end) = (manifest.id(), log.end());
+    match log.reach(manifest) {
+        Ok(reach) if reach < end && !is_alone => Some(format!(
             "the log behind the image {image} has a gap at {reach}: from there up to {end} only later images can be restored"
         )),
         Ok(_) => None,
@@ -100,40 +101,42 @@ async fn verify_log(
     size: SegmentSize,
     verified: &mut Verified,
 ) -> Result<()> {
-    let index = repository.log(size).await?;
-    for segment in index.segments() {
+    // Listed once more: the pieces took long, and somebody may archive or expire meanwhile.
+    let log = match Log::load(repository, size).await {
+        Err(error @ (Error::Damaged { .. } | Error::Missing(_))) => {
+            verified.wrong.push(error.to_string());
+            return Ok(());
+        }
+        loaded => loaded?,
+    };
+    for segment in log.index.segments() {
         verified.segments += 1;
-        match repository.segment(&index, segment).await {
+        match repository.segment(&log.index, segment).await {
             Ok(bytes) => verified.read_bytes += bytes.len() as u64,
             Err(error) => verified.wrong.push(error.to_string()),
         }
     }
-    let history = repository.history(&index).await?;
-    let ancestors = history.entries().iter().map(|entry| entry.timeline);
+    let ancestors = log.history.entries().iter().map(|entry| entry.timeline);
     // The first has none.
     let needed = ancestors.filter(|timeline| *timeline != TimelineId::FIRST);
-    let timelines: BTreeSet<TimelineId> = index.histories().chain(needed).collect();
+    let timelines: BTreeSet<TimelineId> = log.index.histories().chain(needed).collect();
     for timeline in timelines {
         if let Err(error) = repository.history_file(timeline).await {
             verified.wrong.push(error.to_string());
         }
     }
-    if let Some(missing) = short_of_tip(repository, &index, &history).await? {
+    if let Some(missing) = short_of_tip(repository, &log).await? {
         verified.wrong.push(missing);
     }
     Ok(())
 }
 
 /// The lack of the log that was copied, if its end is not there.
-pub(crate) async fn short_of_tip(
-    repository: &Repository,
-    index: &LogIndex,
-    history: &History,
-) -> Result<Option<String>> {
+pub(crate) async fn short_of_tip(repository: &Repository, log: &Log) -> Result<Option<String>> {
     let Some(tip) = Tip::load(repository).await? else {
         return Ok(None);
     };
-    let (timeline, end) = (history.timeline(), index.end(history));
+    let (timeline, end) = (log.history.timeline(), log.end());
     let is_there = timeline > tip.timeline || timeline == tip.timeline && end >= tip.end;
     Ok((!is_there).then(|| {
         format!(
@@ -141,45 +144,4 @@ pub(crate) async fn short_of_tip(
             tip.end, tip.timeline.0, timeline.0
         )
     }))
-}
-
-/// Where an image can be restored to: from its end up to the end of the log behind it.
-///
-/// # Errors
-/// [`Error::OutOfReach`] if the log does not even go to its end.
-pub async fn reach_of(
-    repository: &Repository,
-    image: &ImageId,
-    manifest: &Manifest,
-) -> Result<Lsn> {
-    let (reach, ..) = reach_and_end(repository, image, manifest).await?;
-    Ok(reach)
-}
-
-/// Reach of an image, the end of all log that is there, which is later if there is a gap, and the names of that log.
-pub(crate) async fn reach_and_end(
-    repository: &Repository,
-    image: &ImageId,
-    manifest: &Manifest,
-) -> Result<(Lsn, Lsn, LogIndex)> {
-    let index = repository.log(manifest.segment_size()?).await?;
-    let history = repository.history(&index).await?;
-    if !history.contains_log(manifest.timeline, manifest.end) {
-        return Err(Error::Refused(format!(
-            "the image {image} is of timeline {} up to {}, where the newest timeline {} does not come from",
-            manifest.timeline.0,
-            manifest.end,
-            history.timeline().0
-        )));
-    }
-    let reach = index.reaches(&history, manifest.redo);
-    if reach < manifest.end {
-        return Err(Error::OutOfReach {
-            wanted: format!("the end of the image {image}, {}", manifest.end),
-            from: manifest.redo,
-            to: reach,
-        });
-    }
-    let end = index.end(&history);
-    Ok((reach, end, index))
 }

@@ -6,8 +6,9 @@
 //!
 //! All ages are by the store's clock. A restore that has begun has a day: until then its pieces are there.
 //!
-//! Invariants: the newest image that can be restored stays, and so does the log from the newest image that is older than `log_for`; a piece that an
-//! image has stays, whoever copies at the same time (`repository::work`); where an image cannot be read, no piece is removed.
+//! Invariants: the newest image that can be restored stays, and so does the log from the newest image that is older than
+//! `log_for`; a piece that an image has stays, whoever copies at the same time (`repository::work`); where an image cannot be
+//! read, no piece is removed.
 
 mod policy;
 #[cfg(test)]
@@ -17,14 +18,15 @@ use std::collections::HashSet;
 use std::time::{Duration, SystemTime};
 
 use pgdata::segment::SegmentName;
+use tokio::sync::OnceCell;
 use volume::lsn::Lsn;
 
 pub use self::policy::Keep;
 use crate::error::{Error, Result};
+use crate::log::Log;
 use crate::manifest::{self, ImageId, Manifest};
 use crate::repository::work::Work;
-use crate::repository::{ChunkId, Repository};
-use crate::verify::reach_of;
+use crate::repository::{ChunkId, Repository, random_name};
 
 /// Pieces that are removed between two looks at whether the work counts as gone.
 const BATCH: usize = 1000;
@@ -81,15 +83,18 @@ async fn expire_under(
 ) -> Result<()> {
     let images = manifest::dated(repository).await?;
     let now = work.now().await?;
+    let listed = OnceCell::new();
     let mut usable = Vec::new();
     let mut stay = Stay::default();
     for (image, time) in images {
         let manifest = Manifest::load(repository, &image).await?;
-        match reach_of(repository, &image, &manifest).await {
+        let log = listed
+            .get_or_try_init(|| Log::of(repository, &manifest))
+            .await?;
+        match log.reach(&manifest) {
             Ok(_) => usable.push((image, time, manifest)),
             // It is of no use now, and no reason to let another one go.
-            Err(Error::OutOfReach { .. } | Error::Refused(_)) => stay.note(image, &manifest, false),
-            Err(error) => return Err(error),
+            Err(_) => stay.note(image, &manifest, false),
         }
     }
     let times: Vec<SystemTime> = usable.iter().map(|(_, time, _)| *time).collect();
@@ -105,12 +110,13 @@ async fn expire_under(
     }
     stay.images
         .sort_by(|one, other| one.image.cmp(&other.image));
-    stay.find_anchor();
     for image in dropped {
         manifest::remove(repository, &image).await?;
         expired.images.push(image);
     }
-    expire_log(repository, &stay, expired).await?;
+    if let Some(log) = listed.get() {
+        expire_log(repository, log, &stay, expired).await?;
+    }
     expire_chunks(repository, policy, work, &stay.chunks, expired).await
 }
 
@@ -119,8 +125,6 @@ async fn expire_under(
 struct Stay {
     images: Vec<Needs>,
     chunks: HashSet<ChunkId>,
-    /// Which of `images` is the newest one that is older than the log that is kept; the first if none is.
-    anchor: usize,
 }
 
 struct Needs {
@@ -142,38 +146,36 @@ impl Stay {
         });
     }
 
-    fn find_anchor(&mut self) {
+    /// Images before the anchor, and from it on: the newest one that is older than the log that is kept, or the first.
+    fn at_anchor(&self) -> (&[Needs], &[Needs]) {
         let newest = self.images.iter().rposition(|image| image.is_older);
-        self.anchor = newest.unwrap_or(0);
-    }
-
-    /// The log that stays from here on: whatever an image from the anchor on needs.
-    fn log_from(&self) -> Lsn {
-        let from_anchor = self.images[self.anchor..].iter().map(|image| image.redo);
-        from_anchor.min().unwrap_or(Lsn::ZERO)
+        self.images.split_at(newest.unwrap_or(0))
     }
 }
 
 /// Removes segments that no image needs: neither the anchor and those behind it, from which on all stays, nor an older one up to
 /// its own end.
-async fn expire_log(repository: &Repository, stay: &Stay, expired: &mut Expired) -> Result<()> {
-    let Some(anchor) = stay.images.get(stay.anchor) else {
+async fn expire_log(
+    repository: &Repository,
+    log: &Log,
+    stay: &Stay,
+    expired: &mut Expired,
+) -> Result<()> {
+    let Log { index, history } = log;
+    let (older, from_anchor) = stay.at_anchor();
+    let Some(log_from) = from_anchor.iter().map(|image| image.redo).min() else {
         return Ok(());
     };
-    let manifest = Manifest::load(repository, &anchor.image).await?;
-    let size = manifest.segment_size()?;
-    let index = repository.log(size).await?;
-    let history = repository.history(&index).await?;
     let mut needed: HashSet<SegmentName> = HashSet::new();
-    for older in &stay.images[..stay.anchor] {
-        needed.extend(index.files(&history, older.redo, older.end));
-        manifest::set_alone(repository, &older.image).await?;
+    for image in older {
+        needed.extend(index.files(history, image.redo, image.end));
+        manifest::set_alone(repository, &image.image).await?;
     }
-    let log_from = stay.log_from();
-    let is_needless =
-        |segment: &SegmentName| segment.range(size).end <= log_from && !needed.contains(segment);
+    let is_needless = |segment: &SegmentName| {
+        segment.range(index.segment_size()).end <= log_from && !needed.contains(segment)
+    };
     for segment in index.segments().filter(is_needless) {
-        repository.remove_segment(&index, segment).await?;
+        repository.remove_segment(index, segment).await?;
         expired.segments += 1;
     }
     Ok(())
@@ -187,28 +189,17 @@ async fn expire_chunks(
     expired: &mut Expired,
 ) -> Result<()> {
     let now = work.now().await?;
-    let mut unused: HashSet<ChunkId> = HashSet::new();
-    let mut bytes = std::collections::HashMap::new();
-    for object in repository.objects("chunks").await? {
-        let id = object.name.split_once('/').map(|(_, digits)| digits);
-        if let Some(Ok(id)) = id.map(|digits| ChunkId::try_from(digits.to_owned()))
-            && !used.contains(&id)
-        {
-            bytes.insert(id, object.bytes);
-            unused.insert(id);
-        }
-    }
+    let mut unused = repository.chunks().await?;
+    unused.retain(|id, _| !used.contains(id));
     for note in repository.objects(NOTES).await? {
         let name = format!("{NOTES}/{}", note.name);
-        let noted: Vec<ChunkId> = match repository.object(&name).await {
-            Ok(json) => {
-                serde_json::from_slice(&json).map_err(|error| Error::damaged(&name, error))?
-            }
+        let noted: Vec<ChunkId> = match repository.value(&name).await {
             // What was in a note that cannot be read is noted once more.
             Err(Error::Damaged { .. }) => Vec::new(),
-            Err(error) => return Err(error),
+            read => read?,
         };
-        let still: Vec<ChunkId> = noted.into_iter().filter(|id| unused.remove(id)).collect();
+        let still = noted.into_iter().filter_map(|id| unused.remove_entry(&id));
+        let still: Vec<(ChunkId, u64)> = still.collect();
         let age = now.duration_since(note.written).unwrap_or_default();
         if age < policy.grace && !still.is_empty() {
             expired.noted += still.len();
@@ -216,10 +207,10 @@ async fn expire_chunks(
         }
         for some in still.chunks(BATCH) {
             work.now().await?;
-            let names = some.iter().map(|id| id.name()).collect();
+            let names = some.iter().map(|(id, _)| id.name()).collect();
             repository.remove_all(names).await?;
             expired.chunks += some.len();
-            expired.bytes += some.iter().filter_map(|id| bytes.get(id)).sum::<u64>();
+            expired.bytes += some.iter().map(|(_, bytes)| bytes).sum::<u64>();
         }
         repository.remove(&name).await?;
     }
@@ -227,10 +218,8 @@ async fn expire_chunks(
         return Ok(());
     }
     expired.noted += unused.len();
-    let unused: Vec<ChunkId> = unused.into_iter().collect();
-    let json = serde_json::to_vec(&unused).expect("a list of texts");
-    let id = dax::credentials::Nonce::random()?;
-    let name = format!("{NOTES}/{}", hex::encode(&id.0[..8]));
-    repository.put_object(&name, json.into()).await?;
+    let unused: Vec<ChunkId> = unused.into_keys().collect();
+    let name = format!("{NOTES}/{}", random_name()?);
+    repository.put_value(&name, &unused).await?;
     Ok(())
 }

@@ -243,7 +243,8 @@ async fn an_image_that_cannot_be_restored_keeps_no_other_from_staying() {
     let expired = world.expire(&policy("all for 1d", 1)).await;
     assert_eq!((expired.images.len(), expired.segments), (0, 0));
     let manifest = Manifest::load(&world.repository, &good).await.unwrap();
-    assert!(reach_of(&world.repository, &good, &manifest).await.is_ok());
+    let log = Log::of(&world.repository, &manifest).await.unwrap();
+    assert!(log.reach(&manifest).is_ok());
     let target = crate::restore::Target::Latest;
     let plan = crate::restore::plan(&world.repository, target, None, None).await;
     assert_eq!(plan.unwrap().image, good, "the one that can be restored");
@@ -290,7 +291,7 @@ fn step() -> impl Strategy<Value = Step> {
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(40))]
 
-    /// Whatever happens in whatever order: what is there is whole, rules are kept, and in the end nothing is left over.
+    /// Histories of all steps in any order: images that stay are whole, rules are kept, and in the end nothing is left over.
     #[test]
     fn what_stays_is_whole_and_what_nobody_needs_goes(steps in proptest::collection::vec(step(), 1..25)) {
         let runtime = tokio::runtime::Runtime::new().unwrap();

@@ -1,6 +1,6 @@
 //! Pieces of files, named by what is in them: what is there already is not written again, whichever file and image it was of.
 
-use std::collections::HashSet;
+use std::collections::HashMap;
 use std::fmt;
 
 use bytes::Bytes;
@@ -78,14 +78,14 @@ impl Repository {
         Ok(if is_new { bytes } else { 0 })
     }
 
-    /// The pieces that are there.
-    pub(crate) async fn chunks(&self) -> Result<HashSet<ChunkId>> {
-        let names = self.names("chunks").await?;
-        let ids = names.into_iter().filter_map(|name| {
-            let (_, digits) = name.split_once('/')?;
-            ChunkId::try_from(digits.to_owned()).ok()
+    /// The pieces that are there, with how long they are as they are stored.
+    pub(crate) async fn chunks(&self) -> Result<HashMap<ChunkId, u64>> {
+        let objects = self.objects("chunks").await?;
+        let chunks = objects.into_iter().filter_map(|object| {
+            let (_, digits) = object.name.split_once('/')?;
+            Some((ChunkId::try_from(digits.to_owned()).ok()?, object.bytes))
         });
-        Ok(ids.collect())
+        Ok(chunks.collect())
     }
 
     /// The contents of a piece.

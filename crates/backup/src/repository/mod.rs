@@ -161,11 +161,11 @@ impl Repository {
         let found = self.owner().await?;
         let id = match &found {
             Some(owner) => owner.id.clone(),
-            None => hex::encode(&dax::credentials::Nonce::random()?.0[..16]),
+            None => random_name()?,
         };
         let owner = Owner {
             format: FORMAT,
-            id,
+            id: id.clone(),
             system_identifier: cluster.system_identifier,
             volume: volume.to_owned(),
             created_unix_ms: cluster.created_unix_ms,
@@ -182,12 +182,13 @@ impl Repository {
             self.put(&Name::from(MARKER), json.into()).await?;
         }
         match self.owner().await? {
+            // Who else began it at the same time has given it its id.
             Some(found)
                 if owner
-                    == Owner {
-                        id: owner.id.clone(),
+                    == (Owner {
+                        id,
                         ..found.clone()
-                    } =>
+                    }) =>
             {
                 Ok(())
             }
@@ -212,7 +213,7 @@ impl Repository {
         self.put(&Name::from(name), sealed).await
     }
 
-    /// The same, in the place of one that is there.
+    /// Writes an object, encrypted if there is a key, in the place of one that is there.
     async fn overwrite(&self, name: &str, bytes: Bytes) -> Result<()> {
         let sealed = self.sealed(name, bytes).await?;
         self.store.put(&Name::from(name), sealed.into()).await?;
@@ -291,7 +292,7 @@ impl Repository {
         }
     }
 
-    /// Their names.
+    /// Names of objects below one.
     pub(crate) async fn names(&self, below: &str) -> Result<Vec<String>> {
         let objects = self.objects(below).await?;
         Ok(objects.into_iter().map(|object| object.name).collect())
@@ -316,6 +317,12 @@ impl Repository {
             done => Ok(done?),
         }
     }
+}
+
+/// A name that nobody else has.
+pub(crate) fn random_name() -> Result<String> {
+    let random = dax::credentials::Nonce::random()?;
+    Ok(hex::encode(&random.0[..16]))
 }
 
 /// Does what takes the processor a while where nobody waits for it.

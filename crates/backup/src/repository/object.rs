@@ -1,6 +1,8 @@
 //! Objects that carry a checksum of their name and contents.
 
 use bytes::Bytes;
+use serde::Serialize;
+use serde::de::DeserializeOwned;
 use sha2::{Digest, Sha256};
 
 use super::{Repository, busy};
@@ -36,6 +38,11 @@ fn unpack(name: &str, object: &[u8]) -> std::result::Result<Vec<u8>, String> {
     zstd::stream::decode_all(packed).map_err(|error| format!("it cannot be unpacked: {error}"))
 }
 
+fn json(value: &impl Serialize) -> Bytes {
+    let json = serde_json::to_vec(value).expect("plain values, and keys that are texts or numbers");
+    json.into()
+}
+
 impl Repository {
     /// Writes an object, unless it is there: then it is the same one.
     ///
@@ -51,18 +58,32 @@ impl Repository {
         }
     }
 
-    /// Writes an object that changes.
-    pub(crate) async fn replace_object(&self, name: &str, contents: Bytes) -> Result<()> {
-        let named = self.own(name);
-        let packed = busy(move || pack(&named, &contents)).await??;
+    /// Writes a value, in the place of the one that is there.
+    pub(crate) async fn replace_value(&self, name: &str, value: &impl Serialize) -> Result<()> {
+        let packed = self.packed(name, json(value)).await?;
         self.overwrite(name, packed).await
+    }
+
+    /// Writes a value, unless the object is there. True if it was not.
+    pub(crate) async fn put_value(&self, name: &str, value: &impl Serialize) -> Result<bool> {
+        self.put_object(name, json(value)).await
+    }
+
+    /// The value of an object.
+    pub(crate) async fn value<T: DeserializeOwned>(&self, name: &str) -> Result<T> {
+        let json = self.object(name).await?;
+        serde_json::from_slice(&json).map_err(|error| Error::damaged(name, error))
     }
 
     /// Writes an object, unless it is there. True if it was not.
     pub(crate) async fn put_object(&self, name: &str, contents: Bytes) -> Result<bool> {
-        let named = self.own(name);
-        let packed = busy(move || pack(&named, &contents)).await??;
+        let packed = self.packed(name, contents).await?;
         self.create(name, packed).await
+    }
+
+    async fn packed(&self, name: &str, contents: Bytes) -> Result<Bytes> {
+        let named = self.own(name);
+        busy(move || pack(&named, &contents)).await?
     }
 
     /// The contents of an object, which are what was written.

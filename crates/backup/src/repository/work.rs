@@ -15,7 +15,7 @@ use object_store::{ObjectStore, ObjectStoreExt};
 use tokio::sync::Mutex;
 use tokio::task::JoinHandle;
 
-use super::Repository;
+use super::{Repository, random_name};
 use crate::error::{Error, Result};
 
 /// How often a work says that it goes on.
@@ -117,8 +117,7 @@ impl Work {
     }
 
     async fn begin(repository: &Repository, kind: Kind) -> Result<Work> {
-        let id = dax::credentials::Nonce::random()?;
-        let name = format!("{WORKS}/{}{}", kind.prefix(), hex::encode(&id.0[..8]));
+        let name = format!("{WORKS}/{}{}", kind.prefix(), random_name()?);
         let sign = Sign {
             store: repository.store.clone(),
             name: Name::from(name),

@@ -11,7 +11,7 @@ use s3s_fs::FileSystem;
 use tokio::net::TcpListener;
 use tokio::task::JoinHandle;
 
-/// Whom it serves.
+/// Credentials of its only user.
 pub const ACCESS_KEY: &str = "AKIAUNDERSTUDY";
 pub const SECRET_KEY: &str = "a/secret+of-a-test";
 

@@ -45,6 +45,25 @@ pub struct BackupState {
     pub trouble: Option<String>,
 }
 
+impl BackupState {
+    /// Of somebody who begins to archive.
+    pub fn new(name: NodeName, by: &str, repository: &str) -> BackupState {
+        BackupState {
+            name,
+            by: by.to_owned(),
+            by_active: false,
+            beat: 0,
+            repository: repository.to_owned(),
+            image: None,
+            image_unix_ms: None,
+            archived: None,
+            archived_unix_ms: None,
+            drill_unix_ms: None,
+            trouble: None,
+        }
+    }
+}
+
 impl Record for BackupState {
     const PREFIX: &'static str = "backup/";
     const AUTHORITY: Authority = Authority::Node;

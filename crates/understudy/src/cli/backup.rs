@@ -166,7 +166,7 @@ pub struct DrillBackup {
     /// A superuser of the database.
     #[arg(long, value_name = "ROLE", default_value = "postgres")]
     pub superuser: String,
-    /// Who runs the server, if root gives the command.
+    /// User that runs the server, if root gives the command.
     #[arg(long, value_name = "USER", default_value = "postgres")]
     pub owner: String,
 }

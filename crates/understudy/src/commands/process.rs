@@ -73,7 +73,7 @@ pub(super) fn on_threads(
         .block_on(work)
 }
 
-/// What a configuration says of its cluster, and its table of this name as a text of its own. `check` judges its keys, and
+/// Reads the cluster of a configuration, and its table of this name as a text of its own. `check` judges its keys, and
 /// `advice` says what to write if the table is not there.
 #[cfg(any(
     feature = "backup",

@@ -36,18 +36,11 @@ mod tests {
 
     #[test]
     fn a_repository_has_a_line() {
+        let name = NodeName::new("backup-archive").unwrap();
         let mut state = BackupState {
-            name: NodeName::new("backup-archive").unwrap(),
-            by: "north".to_owned(),
-            by_active: false,
-            beat: 1,
-            repository: "/backup".to_owned(),
-            image: None,
-            image_unix_ms: None,
             archived: Some(Lsn(1000)),
             archived_unix_ms: Some(1),
-            drill_unix_ms: None,
-            trouble: None,
+            ..BackupState::new(name, "north", "/backup")
         };
         let said = lines(std::slice::from_ref(&state), Some(Lsn(3000)));
         let expected = "backup to /backup by north: NO IMAGE YET; log up to 0/3E8, 2 kB behind\n";

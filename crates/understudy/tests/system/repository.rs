@@ -57,7 +57,7 @@ impl Place {
         })
     }
 
-    /// What a repository begins with.
+    /// The object that every repository has.
     fn marker(&self) -> PathBuf {
         match self {
             Place::Directory(directory) => directory.join("understudy.json"),

@@ -10,11 +10,10 @@ use backup::config::Config;
 use backup::create::{How, Pace, create};
 use backup::error::Error;
 use backup::expire::expire;
+use backup::log::Log;
 use backup::manifest::{self, Manifest};
 use backup::repository::Repository;
 use backup::source::Source;
-use backup::tip::Tip;
-use backup::verify::reach_of;
 use coordination::records::{BackupState, Member, Record, RecordError, Role, unix_ms};
 use dax::ids::NodeName;
 use dax::storage::Storage;
@@ -186,19 +185,7 @@ impl Archive {
                 .to_string_lossy()
                 .into_owned(),
         };
-        let said = BackupState {
-            name: args.name.clone(),
-            by: me.clone(),
-            by_active: false,
-            beat: 0,
-            repository: config.repository.clone(),
-            image: None,
-            image_unix_ms: None,
-            archived: None,
-            archived_unix_ms: None,
-            drill_unix_ms: None,
-            trouble: None,
-        };
+        let said = BackupState::new(args.name.clone(), &me, &config.repository);
         Ok(Archive {
             drills: Schedule::new(&config, &registry.postgres()?.postgres),
             said: Arc::new(Mutex::new(said)),
@@ -220,9 +207,10 @@ impl Archive {
             None => None,
         };
         let resumed = match &last {
-            Some(manifest) => reach_of(&self.repository, &manifest.id(), manifest)
-                .await
-                .ok(),
+            Some(manifest) => {
+                let log = Log::of(&self.repository, manifest).await;
+                log.and_then(|log| log.reach(manifest)).ok()
+            }
             None => None,
         };
         let name = self.name.clone();
@@ -328,10 +316,8 @@ impl Archive {
     /// Everything but log and images: what the next image need not read, drills, expiry.
     async fn look_after(&mut self, source: &Source, archiver: &Archiver) -> anyhow::Result<()> {
         self.repository.put_changes(source).await?;
-        let archived = self.said.lock().archived;
-        if let Some(end) = archived {
-            let timeline = archiver.timeline();
-            Tip { timeline, end }.put(&self.repository).await?;
+        if let Some(tip) = archiver.tip() {
+            tip.put(&self.repository).await?;
         }
         let drill = schedule::last(&self.repository).await?;
         let has_image = self.said.lock().image.is_some();

@@ -14,10 +14,10 @@ use backup::archive::Archiver;
 use backup::create::{How, Pace, create};
 use backup::error::Error;
 use backup::expire::{Policy, expire};
+use backup::log::Log;
 use backup::manifest::Manifest;
 use backup::repository::Repository;
 use backup::source::Source;
-use backup::verify::reach_of;
 use serde_json::json;
 
 use self::opened::{claim, existing, open, progress, registry, rules};
@@ -99,7 +99,7 @@ async fn create_now(args: cli::CreateBackup) -> anyhow::Result<Code> {
     let released = source.release().await;
     let manifest = done?;
     released?;
-    let reach = reach_of(&repository, &manifest.id(), &manifest).await?;
+    let reach = Log::of(&repository, &manifest).await?.reach(&manifest)?;
     if args.to.json {
         println!("{}", show::shown(&manifest, Ok(reach), false));
     } else {

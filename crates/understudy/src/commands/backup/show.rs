@@ -3,10 +3,12 @@
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use backup::drill::Drill;
+use backup::log::Log;
 use backup::manifest::{self, Manifest};
 use backup::timeline::{Span, reachable};
-use backup::verify::{reach_of, verify};
+use backup::verify::verify;
 use serde_json::json;
+use tokio::sync::OnceCell;
 use volume::lsn::Lsn;
 
 use super::opened::{existing, teller};
@@ -37,10 +39,12 @@ pub(super) fn shown(
 pub(super) async fn list(args: cli::BackupRepository) -> anyhow::Result<Code> {
     let repository = existing(&args.place).await?;
     let alone = manifest::alone(&repository).await?;
+    let listed = OnceCell::new();
     let mut images = Vec::new();
     for image in manifest::images(&repository).await? {
         let manifest = Manifest::load(&repository, &image).await?;
-        let reach = reach_of(&repository, &image, &manifest).await;
+        let log = listed.get_or_try_init(|| Log::of(&repository, &manifest));
+        let reach = log.await.and_then(|log| log.reach(&manifest));
         let reach = reach.map_err(|error| error.to_string());
         images.push(shown(&manifest, reach, alone.contains(&image)));
     }

@@ -1,4 +1,4 @@
-//! Whose turn it is to archive, where several nodes could (pure).
+//! The turn to archive, where several nodes could (pure).
 //!
 //! ```text
 //! another one archives ── nothing of it for 30 s, 60 s on the active ──▶ it is ours
@@ -49,18 +49,10 @@ mod tests {
     use super::*;
 
     fn state(by: &str, by_active: bool) -> BackupState {
+        let name = NodeName::new("backup-archive").unwrap();
         BackupState {
-            name: NodeName::new("backup-archive").unwrap(),
-            by: by.to_owned(),
             by_active,
-            beat: 1,
-            repository: "/b".to_owned(),
-            image: None,
-            image_unix_ms: None,
-            archived: None,
-            archived_unix_ms: None,
-            drill_unix_ms: None,
-            trouble: None,
+            ..BackupState::new(name, by, "/b")
         }
     }
 
