@@ -5,7 +5,6 @@ use std::time::{Duration, Instant};
 
 use coordination::records::unix_ms;
 use dax::ids::FileId;
-use futures_util::future::try_join_all;
 use futures_util::{StreamExt, TryStreamExt, stream};
 use pgdata::layout::CONTROL_FILE;
 use tokio::sync::Mutex;
@@ -22,8 +21,12 @@ use crate::repository::{CHUNK_BYTES, ChunkId, Repository};
 use crate::source::Source;
 
 /// Files that are copied at once, and pieces of each.
-const FILES_AT_ONCE: usize = 16;
+const FILES_AT_ONCE: usize = 32;
 const CHUNKS_AT_ONCE: usize = 4;
+
+/// Files that are copied before the log is looked at, and their bytes unless it is one.
+const FILES_TOGETHER: usize = 256;
+const BYTES_TOGETHER: u64 = 64 << 20;
 
 /// How often the log is copied meanwhile, and the claim renewed.
 const KEEP_EVERY: Duration = Duration::from_secs(10);
@@ -176,16 +179,18 @@ async fn copy_all(
     };
     let mut files = Vec::with_capacity(found.len());
     let mut kept = Instant::now();
-    for some in found.chunks(FILES_AT_ONCE) {
+    for some in together(&found) {
         // Most files are small, and each waits for the zones and for the disk.
         let copies = some.iter().map(|one| copy(source, &live, &to, one));
-        for (file, copied) in try_join_all(copies).await? {
+        let mut copies = stream::iter(copies).buffered(FILES_AT_ONCE);
+        while let Some((file, copied)) = copies.try_next().await? {
             progress.done_bytes += file.size_bytes;
             progress.read_bytes += copied.read;
             progress.written_bytes += copied.written;
             files.push(file);
+            tell(progress);
         }
-        tell(progress);
+        drop(copies);
         if kept.elapsed() > KEEP_EVERY {
             archiver.copy(source).await?;
             source.keep(archiver.at()).await?;
@@ -208,6 +213,22 @@ async fn copy_all(
         files,
         read_bytes: progress.read_bytes,
         written_bytes: progress.written_bytes,
+    })
+}
+
+/// The files in groups that are copied while the log waits.
+fn together(files: &[Found]) -> impl Iterator<Item = &[Found]> {
+    let mut rest = files;
+    std::iter::from_fn(move || {
+        let mut bytes = 0;
+        let few = rest.iter().take(FILES_TOGETHER).take_while(|file| {
+            let is_first = bytes == 0;
+            bytes += file.size;
+            is_first || bytes <= BYTES_TOGETHER
+        });
+        let (some, others) = rest.split_at(few.count());
+        rest = others;
+        (!some.is_empty()).then_some(some)
     })
 }
 

@@ -15,7 +15,7 @@ use tokio::process::{Child, Command};
 mod object_server;
 
 use self::object_server::ObjectServer;
-use crate::backups::{Moment, check_all, take_over};
+use crate::backups::{Moment, check_all, take_over, wanted};
 use crate::elsewhere::{Elsewhere, open_directory};
 use crate::rest::ask;
 use crate::stage::{Stage, TIMEOUT, program};
@@ -201,13 +201,6 @@ async fn in_utc(stage: &mut Stage, time: &str) -> Result<String> {
 /// Rounds of the test of moments, and moments of each; more of them by hand.
 const ROUNDS: (&str, usize) = ("UNDERSTUDY_TEST_ROUNDS", 3);
 const MOMENTS: (&str, usize) = ("UNDERSTUDY_TEST_MOMENTS", 1);
-
-fn wanted((variable, usual): (&str, usize)) -> Result<usize> {
-    match std::env::var(variable) {
-        Ok(number) => Ok(number.parse()?),
-        Err(_) => Ok(usual),
-    }
-}
 
 // BK1
 #[tokio::test(flavor = "multi_thread")]

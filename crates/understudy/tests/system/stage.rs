@@ -22,7 +22,7 @@ const COMMITS_PER_SECOND: f64 = 100.0;
 const CHANGES_PER_SECOND: f64 = 4.0;
 /// For what happens at once on a quiet machine. Where two processors carry three clusters that archive, a standby has been seen
 /// to redo 1 MB of log in a second.
-pub const TIMEOUT: Duration = Duration::from_secs(180);
+pub const TIMEOUT: Duration = Duration::from_secs(300);
 
 /// The program under test.
 pub fn program() -> &'static Path {
