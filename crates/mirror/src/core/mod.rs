@@ -1,7 +1,8 @@
 //! What a replication manager decides: events in, effects out, no clock, socket, thread or chance.
 //!
-//! Owns the order of transactions (`class`, `locks`, `circle`, `schedule`), what the log says of them (`record`, `log`), what a
-//! member has of it (`ledger`), who may serve (`manager`), and which sessions go on elsewhere (`gate`, `moving`).
+//! Owns the order of transactions (`class`, `locks`, `circle`, `schedule`), what the log says of them (`record`, `rows`, `log`), how they
+//! come from a member (`pgoutput`, `stream`), what a member has of the log (`ledger`), who may serve (`manager`), and which sessions go on
+//! elsewhere (`gate`, `moving`).
 
 pub mod circle;
 pub mod class;
@@ -12,8 +13,11 @@ pub mod locks;
 pub mod log;
 pub mod manager;
 pub mod moving;
+pub mod pgoutput;
 pub mod record;
+pub mod rows;
 pub mod schedule;
+pub mod stream;
 
 #[cfg(test)]
 mod simulation;

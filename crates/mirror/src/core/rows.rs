@@ -1,0 +1,512 @@
+//! The rows that a transaction has changed, as PostgreSQL says them and as the log keeps them.
+//!
+//! A record of the log has statements or rows. Rows are in the place of a statement without a text, so that the log's format stays;
+//! a manager that knows nothing of rows finds a statement that it cannot execute, and sets its member aside.
+//!
+//! Invariant: rows are in the order in which the transaction has changed them, and say which commit they are of ([`Origin`]): a member
+//! that has the commit, because it has made it or is a copy of one that had, does not get its rows a second time.
+
+use std::fmt;
+
+use serde::{Deserialize, Serialize};
+
+use super::class::{Claims, Class, Mode};
+use super::record::{Draft, Statement, Token};
+
+/// A position in a server's WAL.
+#[derive(
+    Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Default, Serialize, Deserialize,
+)]
+pub struct Lsn(pub u64);
+
+impl Lsn {
+    /// Reads what [`fmt::Display`] writes, as PostgreSQL's type `pg_lsn` does.
+    pub fn parse(text: &str) -> Option<Lsn> {
+        let (high, low) = text.split_once('/')?;
+        let of = |part| u32::from_str_radix(part, 16).ok().map(u64::from);
+        Some(Lsn(of(high)? << 32 | of(low)?))
+    }
+}
+
+impl fmt::Display for Lsn {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{:X}/{:X}", self.0 >> 32, self.0 & 0xFFFF_FFFF)
+    }
+}
+
+/// The commit that rows are of.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
+pub struct Origin {
+    /// The server's system identifier.
+    pub system: u64,
+    /// Its timeline.
+    pub timeline: u32,
+    /// The transaction's number there.
+    pub xid: u32,
+    /// The end of its commit in the WAL; of a piece that is not the last, where that begins.
+    pub end: Lsn,
+}
+
+/// The part of a record with rows that says what it belongs to.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
+pub struct Header {
+    /// The commit.
+    pub origin: Origin,
+    /// Counted from 0: a long transaction has several records.
+    pub piece: u32,
+    /// The transaction ends with it.
+    pub is_last: bool,
+}
+
+/// A table, as the rows of one record need it.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Relation {
+    /// Its schema.
+    pub schema: String,
+    /// Its name.
+    pub name: String,
+    /// Old rows are there as a whole.
+    pub is_full: bool,
+    /// Its columns, without those that are generated; true if one is part of the key.
+    pub columns: Vec<(String, bool)>,
+}
+
+impl Relation {
+    /// Its name, quoted, with its schema.
+    pub fn quoted(&self) -> String {
+        let quote = postgres_protocol::escape::escape_identifier;
+        format!("{}.{}", quote(&self.schema), quote(&self.name))
+    }
+}
+
+/// A column's value.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub enum Value {
+    /// Nothing.
+    Null,
+    /// A long value that the transaction has not changed, and of which the WAL says nothing.
+    Unchanged,
+    /// As PostgreSQL writes it.
+    Text(Vec<u8>),
+}
+
+impl Value {
+    fn bytes(&self) -> usize {
+        match self {
+            Value::Text(text) => text.len() + 4,
+            _ => 1,
+        }
+    }
+
+    /// True if it may be the same as another one: what is not said may be anything.
+    fn may_be(&self, other: &Value) -> bool {
+        matches!((self, other), (Value::Unchanged, _) | (_, Value::Unchanged)) || self == other
+    }
+}
+
+/// The columns of a row, in order.
+pub type Row = Vec<Value>;
+
+/// A definition, as whoever said it.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Definition {
+    /// The command, such as `CREATE TABLE`.
+    pub tag: String,
+    /// The text in which it was said.
+    pub text: String,
+    /// The role that has logged in.
+    pub login: String,
+    /// The role that has said it.
+    pub role: String,
+    /// Settings that its meaning depends on, as a JSON object.
+    pub settings: String,
+}
+
+/// A change.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub enum Change {
+    /// A new row.
+    Insert(u32, Row),
+    /// A row that is another one: the old key or row, if it is not the new one's, and the new row.
+    Update(u32, Option<Row>, Row),
+    /// A row that is gone: its key, or all of it.
+    Delete(u32, Row),
+    /// Tables that are emptied together.
+    Truncate {
+        /// Which.
+        relations: Vec<u32>,
+        /// Their sequences begin again.
+        restarts: bool,
+    },
+    /// Something was defined.
+    Define(Definition),
+}
+
+impl Change {
+    /// About how long it is.
+    pub fn bytes(&self) -> usize {
+        let of = |row: &Row| row.iter().map(Value::bytes).sum::<usize>();
+        8 + match self {
+            Change::Insert(_, row) | Change::Delete(_, row) => of(row),
+            Change::Update(_, old, new) => old.as_ref().map_or(0, of) + of(new),
+            Change::Truncate { relations, .. } => relations.len() * 4,
+            Change::Define(said) => said.text.len() + said.settings.len(),
+        }
+    }
+}
+
+/// The rows of one record.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Rows {
+    /// The tables that changes are of, by their place here.
+    pub relations: Vec<Relation>,
+    /// The changes, in order.
+    pub changes: Vec<Change>,
+}
+
+/// Rows of the log cannot be read.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[error("the rows of a record cannot be read by this version: {0}")]
+pub struct RowsError(String);
+
+impl Rows {
+    /// The table of a change.
+    pub fn relation(&self, at: u32) -> Option<&Relation> {
+        self.relations.get(at as usize)
+    }
+
+    /// True if something is defined.
+    pub fn defines(&self) -> bool {
+        self.changes
+            .iter()
+            .any(|change| matches!(change, Change::Define(_)))
+    }
+
+    /// What it conflicts on: everything if something is defined, the tables that it changes otherwise.
+    pub fn claims(&self, sequences: &[(String, i64)]) -> Claims {
+        if self.defines() {
+            return Claims::default().with(Class::Database, Mode::Exclusive);
+        }
+        let tables = self.relations.iter().map(Relation::quoted);
+        let mut claims = Claims::default();
+        for name in tables.chain(sequences.iter().map(|(name, _)| name.clone())) {
+            claims.add(Class::Table(name.into()), Mode::Exclusive);
+        }
+        claims
+    }
+
+    /// Goes on with the rows of the next piece.
+    pub fn append(&mut self, next: Rows) {
+        let before = u32::try_from(self.relations.len()).unwrap_or(u32::MAX);
+        self.relations.extend(next.relations);
+        self.changes
+            .extend(next.changes.into_iter().map(|change| match change {
+                Change::Insert(at, row) => Change::Insert(at + before, row),
+                Change::Update(at, old, new) => Change::Update(at + before, old, new),
+                Change::Delete(at, row) => Change::Delete(at + before, row),
+                Change::Truncate {
+                    relations,
+                    restarts,
+                } => Change::Truncate {
+                    relations: relations.iter().map(|at| at + before).collect(),
+                    restarts,
+                },
+                Change::Define(said) => Change::Define(said),
+            }));
+    }
+
+    /// The record of a transaction with these rows.
+    pub fn draft(&self, header: &Header, token: Token, sequences: Vec<(String, i64)>) -> Draft {
+        let mut bytes = Vec::new();
+        // Nothing in them fails to be written.
+        bytes.extend(postcard::to_allocvec(header).unwrap_or_default());
+        bytes.extend(postcard::to_allocvec(self).unwrap_or_default());
+        Draft {
+            token,
+            claims: self.claims(&sequences),
+            statements: vec![Statement {
+                copied: Some(bytes),
+                ..Statement::default()
+            }],
+            sequences,
+        }
+    }
+
+    /// The first difference between what the log says and what a member has done.
+    pub fn difference(&self, done: &Rows) -> Option<String> {
+        for (at, change) in self.changes.iter().enumerate() {
+            let Some(other) = done.changes.get(at) else {
+                return Some(format!(
+                    "{}: the log has it, and the member has not done it",
+                    self.say(change)
+                ));
+            };
+            if !self.is_same(change, done, other) {
+                return Some(format!(
+                    "the log has {}, and the member has done {}",
+                    self.say(change),
+                    done.say(other)
+                ));
+            }
+        }
+        let more = done.changes.get(self.changes.len())?;
+        Some(format!(
+            "{}: the member has done it, and the log does not have it",
+            done.say(more)
+        ))
+    }
+
+    fn is_same(&self, change: &Change, done: &Rows, other: &Change) -> bool {
+        let is_table = |one: &u32, other: &u32| {
+            let (one, other) = (self.relation(*one), done.relation(*other));
+            let name = |relation: &Relation| (relation.schema.clone(), relation.name.clone());
+            one.map(name) == other.map(name)
+        };
+        let is_row = |one: &Row, other: &Row| {
+            one.len() == other.len() && one.iter().zip(other).all(|(one, other)| one.may_be(other))
+        };
+        match (change, other) {
+            (Change::Insert(table, row), Change::Insert(of, done))
+            | (Change::Delete(table, row), Change::Delete(of, done)) => {
+                is_table(table, of) && is_row(row, done)
+            }
+            (Change::Update(table, old, new), Change::Update(of, done_old, done)) => {
+                let is_old = match (old, done_old) {
+                    (Some(old), Some(done)) => is_row(old, done),
+                    (None, None) => true,
+                    _ => false,
+                };
+                is_table(table, of) && is_old && is_row(new, done)
+            }
+            (
+                Change::Truncate { relations, .. },
+                Change::Truncate {
+                    relations: done, ..
+                },
+            ) => {
+                relations.len() == done.len()
+                    && relations
+                        .iter()
+                        .zip(done)
+                        .all(|(one, of)| is_table(one, of))
+            }
+            // The text is another one where it was made to fit.
+            (Change::Define(said), Change::Define(done)) => said.tag == done.tag,
+            _ => false,
+        }
+    }
+
+    /// A change, for a person.
+    fn say(&self, change: &Change) -> String {
+        let table = |at: &u32| {
+            self.relation(*at)
+                .map_or_else(String::new, Relation::quoted)
+        };
+        let row = |at: &u32, row: &Row| {
+            let columns = self.relation(*at).map_or(&[][..], |one| &one.columns);
+            let said: Vec<String> = columns
+                .iter()
+                .zip(row)
+                .map(|((name, _), value)| match value {
+                    Value::Null => format!("{name} = null"),
+                    Value::Unchanged => format!("{name} = (unchanged)"),
+                    Value::Text(text) => {
+                        let text: String = String::from_utf8_lossy(text).chars().take(60).collect();
+                        format!("{name} = {text}")
+                    }
+                })
+                .collect();
+            format!("({})", said.join(", "))
+        };
+        match change {
+            Change::Insert(at, new) => format!("an insert into {} of {}", table(at), row(at, new)),
+            Change::Update(at, None, new) => {
+                format!("an update of {} to {}", table(at), row(at, new))
+            }
+            Change::Update(at, Some(old), new) => format!(
+                "an update of {} from {} to {}",
+                table(at),
+                row(at, old),
+                row(at, new)
+            ),
+            Change::Delete(at, old) => format!("a delete from {} of {}", table(at), row(at, old)),
+            Change::Truncate { relations, .. } => {
+                let names: Vec<String> = relations.iter().map(table).collect();
+                format!("a truncation of {}", names.join(", "))
+            }
+            Change::Define(said) => {
+                let text: String = said.text.chars().take(200).collect();
+                format!("a definition ({}: {text})", said.tag)
+            }
+        }
+    }
+}
+
+impl Draft {
+    fn rows_bytes(&self) -> Option<&[u8]> {
+        let only = self.statements.first().filter(|one| one.text.is_empty())?;
+        only.copied.as_deref()
+    }
+
+    /// What the rows of a record belong to; nothing if it has none.
+    pub fn header(&self) -> Option<Header> {
+        let (header, _) = postcard::take_from_bytes(self.rows_bytes()?).ok()?;
+        Some(header)
+    }
+
+    /// The rows of a record; nothing if it has none.
+    ///
+    /// # Errors
+    /// If another version has written them.
+    pub fn rows(&self) -> Result<Option<Rows>, RowsError> {
+        let Some(bytes) = self.rows_bytes() else {
+            return Ok(None);
+        };
+        let read = postcard::take_from_bytes::<Header>(bytes)
+            .and_then(|(_, rest)| postcard::from_bytes(rest));
+        read.map(Some).map_err(|error| RowsError(error.to_string()))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn relation(name: &str) -> Relation {
+        Relation {
+            schema: "public".to_owned(),
+            name: name.to_owned(),
+            is_full: false,
+            columns: vec![("id".to_owned(), true), ("v".to_owned(), false)],
+        }
+    }
+
+    fn row(values: [&str; 2]) -> Row {
+        let text = |value: &str| match value {
+            "~" => Value::Unchanged,
+            value => Value::Text(value.as_bytes().to_vec()),
+        };
+        values.iter().map(|value| text(value)).collect()
+    }
+
+    fn rows(changes: Vec<Change>) -> Rows {
+        Rows {
+            relations: vec![relation("a"), relation("b")],
+            changes,
+        }
+    }
+
+    #[test]
+    fn a_position_is_written_as_postgresql_does() {
+        let lsn = Lsn(0x16_B374_D848);
+        assert_eq!(lsn.to_string(), "16/B374D848");
+        assert_eq!(Lsn::parse("16/B374D848"), Some(lsn));
+        assert_eq!(Lsn::parse("16"), None);
+        assert_eq!(Lsn::parse("16/100000000"), None);
+    }
+
+    #[test]
+    fn rows_are_read_as_they_were_written_and_statements_have_none() {
+        let written = rows(vec![
+            Change::Insert(0, row(["1", "~"])),
+            Change::Truncate {
+                relations: vec![1, 0],
+                restarts: true,
+            },
+        ]);
+        let header = Header {
+            origin: Origin {
+                system: 7,
+                timeline: 1,
+                xid: 9,
+                end: Lsn(80),
+            },
+            piece: 2,
+            is_last: true,
+        };
+        let token = Token { epoch: 1, count: 1 };
+        let draft = written.draft(&header, token, Vec::new());
+        assert_eq!(draft.header(), Some(header));
+        assert_eq!(draft.rows(), Ok(Some(written)));
+        let statement = Statement {
+            text: "SELECT 1".to_owned(),
+            ..Statement::default()
+        };
+        let mut other = Draft {
+            statements: vec![statement],
+            ..draft
+        };
+        assert_eq!((other.header(), other.rows()), (None, Ok(None)));
+        other.statements[0] = Statement {
+            copied: Some(vec![255; 3]),
+            ..Statement::default()
+        };
+        assert!(other.rows().is_err());
+    }
+
+    #[test]
+    fn a_difference_names_the_table_and_both_values() {
+        let log = rows(vec![Change::Insert(0, row(["1", "x"]))]);
+        assert_eq!(log.difference(&log), None);
+        // The tables have other places there.
+        let mut done = log.clone();
+        done.relations.reverse();
+        done.changes = vec![Change::Insert(1, row(["1", "x"]))];
+        assert_eq!(log.difference(&done), None);
+        done.changes = vec![Change::Insert(1, row(["1", "y"]))];
+        let told = log.difference(&done).expect("it differs");
+        assert!(
+            told.contains(r#""public"."a""#) && told.contains("v = x") && told.contains("v = y")
+        );
+        assert!(log.difference(&rows(Vec::new())).is_some());
+        assert!(rows(Vec::new()).difference(&log).is_some());
+        let other_table = rows(vec![Change::Insert(1, row(["1", "x"]))]);
+        assert!(log.difference(&other_table).is_some());
+        let gone = rows(vec![Change::Delete(0, row(["1", "x"]))]);
+        assert!(log.difference(&gone).is_some());
+    }
+
+    #[test]
+    fn what_the_wal_does_not_say_is_no_difference() {
+        let log = rows(vec![Change::Update(0, None, row(["1", "~"]))]);
+        let done = rows(vec![Change::Update(0, None, row(["1", "long"]))]);
+        assert_eq!(log.difference(&done), None);
+        assert_eq!(done.difference(&log), None);
+        let moved = rows(vec![Change::Update(
+            0,
+            Some(row(["2", "~"])),
+            row(["1", "~"]),
+        )]);
+        assert!(log.difference(&moved).is_some());
+    }
+
+    #[test]
+    fn pieces_are_one_transaction() {
+        let mut first = rows(vec![Change::Insert(0, row(["1", "x"]))]);
+        let second = Rows {
+            relations: vec![relation("c")],
+            changes: vec![Change::Delete(0, row(["1", "x"]))],
+        };
+        first.append(second);
+        assert_eq!(first.changes[1], Change::Delete(2, row(["1", "x"])));
+        assert_eq!(first.relation(2), Some(&relation("c")));
+    }
+
+    #[test]
+    fn definitions_claim_everything_and_rows_their_tables() {
+        let claims = rows(Vec::new()).claims(&[("public.s".to_owned(), 1)]);
+        let names: Vec<_> = claims.iter().map(|(class, _)| class.clone()).collect();
+        assert!(names.contains(&Class::Table(r#""public"."b""#.into())));
+        assert!(names.contains(&Class::Table("public.s".into())));
+        let said = Definition {
+            tag: "CREATE TABLE".to_owned(),
+            text: String::new(),
+            login: String::new(),
+            role: String::new(),
+            settings: String::new(),
+        };
+        let token = Token { epoch: 1, count: 1 };
+        let draft = rows(vec![Change::Define(said)]).draft(&Header::default(), token, Vec::new());
+        assert!(draft.is_definition());
+    }
+}
