@@ -192,6 +192,18 @@ pub struct Record {
 }
 
 impl Record {
+    /// The first number of a long transaction, of which this record is the end, with all of its pieces.
+    pub fn first(&self) -> Number {
+        let header = self.draft.header().unwrap_or_default();
+        Number(self.number.0.saturating_sub(u64::from(header.piece)))
+    }
+
+    /// True if the rest of its transaction follows in other records.
+    pub fn is_piece(&self) -> bool {
+        let header = self.draft.header();
+        header.is_some_and(|header| !header.is_last)
+    }
+
     /// About how long it is in memory, and on its way.
     pub fn bytes(&self) -> usize {
         let of = |statement: &Statement| {
