@@ -4,8 +4,10 @@
 //! come from a member (`pgoutput`, `stream`), what a member has of the log (`ledger`), who may serve (`manager`), and which sessions go on
 //! elsewhere (`gate`, `moving`).
 
+pub mod captured;
 pub mod circle;
 pub mod class;
+pub mod compared;
 pub(crate) mod flaw;
 pub mod gate;
 pub mod ledger;

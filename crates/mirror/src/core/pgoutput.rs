@@ -14,14 +14,14 @@ use super::rows::{Lsn, Relation, Row, Value};
 #[error("a message of logical replication cannot be read: {0}")]
 pub struct Malformed(&'static str);
 
-/// What comes in a `CopyData` of a replication connection.
+/// Contents of a `CopyData` of a replication connection.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Streamed<'a> {
     /// Something of a transaction.
     Data(&'a [u8]),
     /// The server has sent everything up to here, and may want an answer at once.
     Alive {
-        /// The end of what it has sent.
+        /// The position.
         end: Lsn,
         /// It wants an answer.
         is_asked: bool,
@@ -53,7 +53,7 @@ pub enum Message {
     Delete(u32, Row),
     /// Emptied tables.
     Truncate {
-        /// Which.
+        /// The tables.
         relations: Vec<u32>,
         /// Their sequences begin again.
         restarts: bool,
@@ -83,7 +83,7 @@ pub fn streamed(body: &[u8]) -> Result<Streamed<'_>, Malformed> {
     }
 }
 
-/// What the server is told: everything up to here is where it shall be.
+/// Message to the server: everything up to here is where it shall be.
 pub fn confirmation(confirmed: Lsn) -> [u8; 34] {
     let mut out = [0; 34];
     out[0] = b'r';

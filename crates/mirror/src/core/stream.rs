@@ -5,7 +5,7 @@
 //! ```
 //!
 //! Invariant: the server is told a position only once everything before it is dealt with: it lets commits go on then, and forgets
-//! what it has sent.
+//! the past.
 
 use std::collections::{HashMap, VecDeque};
 
@@ -23,9 +23,9 @@ const DEFINITIONS: &str = "definitions";
 /// A transaction, or a piece of a long one.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Captured {
-    /// What it belongs to.
+    /// The commit and the piece.
     pub header: Header,
-    /// What it has changed, without the manager's own.
+    /// Changed rows, without the manager's own.
     pub rows: Rows,
     /// The numbers that it has written down as executed.
     pub applied: Vec<Number>,
@@ -33,7 +33,7 @@ pub struct Captured {
 
 /// Something came that cannot follow on what came before it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
-#[error("the stream of changes makes no sense: {0}")]
+#[error("the stream of changes is out of order: {0}")]
 pub struct Disorder(&'static str);
 
 /// A transaction of which not all has come.
@@ -257,7 +257,7 @@ pub enum Awaits {
     Proof,
 }
 
-/// How far the stream is dealt with.
+/// The part of the stream that is dealt with.
 #[derive(Debug, Default)]
 pub struct Confirmed {
     waiting: VecDeque<(Lsn, Option<Awaits>)>,
@@ -351,7 +351,7 @@ mod tests {
         assembly
     }
 
-    /// What comes of messages.
+    /// Transactions that messages become.
     fn take(assembly: &mut Assembly, messages: Vec<Message>) -> Vec<Captured> {
         let taken = messages.into_iter().map(|message| assembly.take(message));
         taken.filter_map(|taken| taken.expect("in order")).collect()

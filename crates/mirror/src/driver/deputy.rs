@@ -21,6 +21,9 @@ use crate::core::manager::Life;
 /// The beginning of the roles' names. Each server has its own, and a number of the role's there follows.
 pub const PREFIX: &str = "understudy_as_";
 
+/// The role that writes rows: no superuser, because checks and expressions of clients' tables run as it.
+pub const ROWS: &str = "understudy_as_rows";
+
 /// A role that a transaction of the log is executed as.
 #[derive(Debug, Clone)]
 pub enum Deputy {
@@ -72,6 +75,25 @@ pub fn question(login: &str) -> String {
         "SELECT rolsuper, pg_catalog.format('{PREFIX}%s', oid) FROM pg_catalog.pg_roles WHERE rolname = {}",
         quote_literal(login)
     )
+}
+
+/// The deputy that writes rows, and the statements that make it.
+pub fn make_writer(member: &Target) -> io::Result<(Deputy, String)> {
+    let password = protocol::scram::nonce().map_err(|error| io::Error::other(error.to_string()))?;
+    let verifier = quote_literal(&scram_sha_256(password.as_bytes()));
+    let text = format!(
+        "SET LOCAL understudy_mirror.own = 'on'; \
+         DO $$ BEGIN IF pg_catalog.to_regrole('{ROWS}') IS NULL THEN CREATE ROLE {ROWS}; END IF; END $$; \
+         ALTER ROLE {ROWS} LOGIN INHERIT NOSUPERUSER NOCREATEROLE NOCREATEDB NOREPLICATION BYPASSRLS PASSWORD {verifier}; \
+         GRANT pg_read_all_data, pg_write_all_data TO {ROWS}; GRANT SET ON PARAMETER session_replication_role TO {ROWS}; \
+         GRANT EXECUTE ON FUNCTION understudy_mirror.truncate(text, boolean) TO {ROWS}"
+    );
+    let target = Target {
+        user: ROWS.to_owned(),
+        password: Some(password),
+        ..member.clone()
+    };
+    Ok((Deputy::Role(Box::new(target)), text))
 }
 
 /// A deputy, and the statements that make it. One that is there is of an earlier process, which alone knew the password, or somebody

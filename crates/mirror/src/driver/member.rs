@@ -21,6 +21,7 @@ use tokio::sync::Semaphore;
 use super::apply::Applier;
 use super::config::Target;
 use super::deputy::{Deputies, Deputy};
+use super::tables::Tables;
 use super::wire::{Postgres, Reply, Wire, WireError, reply};
 use crate::core::manager::Life;
 use crate::core::record::{Digest, Number, Parameter, Token};
@@ -47,6 +48,8 @@ pub struct Member {
     /// How far sequences were set.
     pub(super) raised: tokio::sync::Mutex<Raised>,
     pub(super) deputies: tokio::sync::Mutex<Deputies>,
+    /// Tables that rows are written to.
+    pub(super) tables: Tables,
 }
 
 /// How far sequences were set in one life of the server: one that crashed may have lost that.
@@ -194,6 +197,7 @@ impl Member {
             definitions: AtomicU64::new(0),
             raised: tokio::sync::Mutex::default(),
             deputies: tokio::sync::Mutex::default(),
+            tables: Tables::default(),
         }
     }
 

@@ -10,6 +10,7 @@ use postgres_protocol::escape::escape_identifier;
 use serde::{Deserialize, Serialize};
 
 use super::hub::{Event, Hub};
+use super::rows;
 use super::state::{Contents, contents};
 use super::wire::{Postgres, WireError};
 use crate::core::class::{Claims, Class, Mode};
@@ -65,7 +66,9 @@ pub async fn verify(hub: &Arc<Hub>) -> Result<String, String> {
         .map_err(said)?;
     let started = tokio::time::Instant::now();
     let transaction = hold(hub, &mut ours, &mut theirs).await?;
-    for (whose, session) in [("this", &mut ours), ("the standby's", &mut theirs)] {
+    // Of rows the sessions themselves are the proof: they began before, and end with their servers.
+    let asked = [("this", &mut ours), ("the standby's", &mut theirs)];
+    for (whose, session) in asked.into_iter().filter(|_| !hub.config.ships_rows()) {
         match contents(session, None).await.map_err(said)? {
             Contents::Known { ledger, .. } if ledger.floor().0 == transaction.0 => {}
             _ => {
@@ -86,6 +89,12 @@ async fn hold(
     ours: &mut Postgres,
     theirs: &mut Postgres,
 ) -> Result<(u64, tokio::time::Instant), String> {
+    if hub.config.ships_rows() {
+        hub.close_gate();
+        let held = hold_rows(hub, ours, theirs).await;
+        hub.open_gate();
+        return Ok((held?, tokio::time::Instant::now()));
+    }
     let (tx, mut events) = hub.enter(None, None);
     let claims = Claims::default().with(Class::Database, Mode::Shared);
     hub.act(|manager, out| manager.lock(tx, &claims, out));
@@ -94,32 +103,52 @@ async fn hold(
             Ok(Some(Event::Granted)) => {}
             _ => return Err("transactions are open for too long; try again".to_owned()),
         }
-        let deadline = tokio::time::Instant::now() + PATIENCE;
-        loop {
-            let (last, floor) =
-                hub.look(|manager| (manager.last(), manager.follower().map(|(floor, _)| floor)));
-            if floor == Some(last) {
-                let snapshots = async {
-                    for session in [ours, theirs] {
-                        session.query(BEGIN).await?;
-                        session.query("SELECT 1").await?;
-                    }
-                    Ok::<(), WireError>(())
-                };
-                snapshots.await.map_err(|error| error.to_string())?;
-                return Ok(last.0);
-            }
-            if tokio::time::Instant::now() > deadline {
-                return Err(
-                    "the standby does not have what was committed; is there one?".to_owned(),
-                );
-            }
-            tokio::time::sleep(Duration::from_millis(1)).await;
-        }
+        take_snapshots(hub, ours, theirs).await
     };
     let transaction = held.await;
     hub.leave(tx);
     Ok((transaction?, tokio::time::Instant::now()))
+}
+
+/// Takes both snapshots with nothing of any client's under way; says at which transaction.
+async fn hold_rows(hub: &Hub, ours: &mut Postgres, theirs: &mut Postgres) -> Result<u64, String> {
+    let deadline = tokio::time::Instant::now() + PATIENCE;
+    while !hub.is_quiet() {
+        if tokio::time::Instant::now() > deadline {
+            return Err("transactions are open for too long; try again".to_owned());
+        }
+        tokio::time::sleep(Duration::from_millis(1)).await;
+    }
+    rows::is_logged(&hub.member, &hub.capture, PATIENCE).await?;
+    take_snapshots(hub, ours, theirs).await
+}
+
+/// Takes both snapshots as soon as the standby has what the log has.
+async fn take_snapshots(
+    hub: &Hub,
+    ours: &mut Postgres,
+    theirs: &mut Postgres,
+) -> Result<u64, String> {
+    let deadline = tokio::time::Instant::now() + PATIENCE;
+    loop {
+        let (last, floor) =
+            hub.look(|manager| (manager.last(), manager.follower().map(|(floor, _)| floor)));
+        if floor == Some(last) {
+            let snapshots = async {
+                for session in [ours, theirs] {
+                    session.query(BEGIN).await?;
+                    session.query("SELECT 1").await?;
+                }
+                Ok::<(), WireError>(())
+            };
+            snapshots.await.map_err(|error| error.to_string())?;
+            return Ok(last.0);
+        }
+        if tokio::time::Instant::now() > deadline {
+            return Err("the standby does not have what was committed; is there one?".to_owned());
+        }
+        tokio::time::sleep(Duration::from_millis(1)).await;
+    }
 }
 
 async fn tables(session: &mut Postgres) -> Result<Vec<(String, String)>, WireError> {

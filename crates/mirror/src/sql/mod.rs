@@ -21,7 +21,7 @@ mod definition;
 mod facts;
 mod find;
 mod insert;
-mod parts;
+pub(crate) mod parts;
 mod plan;
 mod roles;
 mod rows;

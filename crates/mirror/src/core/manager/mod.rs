@@ -37,6 +37,7 @@ mod types;
 
 use std::collections::BTreeMap;
 
+use super::captured::Captured;
 use super::class::Claims;
 use super::flaw::Flaw;
 use super::ledger::Ledger;
@@ -77,8 +78,8 @@ pub struct Manager {
     is_behind: bool,
     is_ahead: bool,
     is_foreign: bool,
-    /// What is known of transactions with rows.
-    captured: rows::Captured,
+    /// Commits of transactions with rows.
+    captured: Captured,
     primary: Option<Primary>,
     standby: Standby,
 }
@@ -105,7 +106,7 @@ impl Manager {
             is_behind: false,
             is_ahead: false,
             is_foreign: false,
-            captured: rows::Captured::default(),
+            captured: Captured::default(),
             primary: None,
             standby,
         }

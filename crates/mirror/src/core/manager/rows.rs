@@ -1,64 +1,27 @@
-//! What a manager knows of transactions with rows: whose commits they are, and which of them its member has by itself.
+//! Transactions with rows: the servers that made their commits, and those of them that the member has by itself.
 //!
 //! A member has the commits that it has made, although nothing in it says which number they have in the log; and those that were in
 //! the snapshot that it was copied from. Invariant: rows of a commit that the member has are never executed there; a long transaction
 //! counts as a whole, and its pieces count for nothing if the end is not in the log.
 
-use std::collections::BTreeMap;
-
 use super::super::record::{Number, Record};
-use super::super::rows::{Header, Lsn, Origin, Rows};
+use super::super::rows::{Header, Lsn, Rows};
 use super::{Effect, Manager, Role, Why};
-
-/// See the module.
-#[derive(Debug, Default)]
-pub struct Captured {
-    /// Up to where the member has the commits of servers, by their system identifiers.
-    has: BTreeMap<u64, Lsn>,
-    /// Up to where the log has the commits of servers, as far as it was read.
-    logged: BTreeMap<u64, Lsn>,
-    /// The server of the log's last commit.
-    last: Option<u64>,
-}
-
-impl Captured {
-    /// The log has a record.
-    pub fn note(&mut self, record: &Record) {
-        let Some(header) = record.draft.header() else {
-            return self.last = None;
-        };
-        if header.is_last {
-            let Origin { system, end, .. } = header.origin;
-            let logged = self.logged.entry(system).or_default();
-            *logged = end.max(*logged);
-            self.last = Some(system);
-        }
-    }
-
-    fn contains(&self, header: &Header) -> bool {
-        let has = self.has.get(&header.origin.system);
-        has.is_some_and(|up_to| header.origin.end <= *up_to)
-    }
-}
 
 impl Manager {
     /// The member has all commits of these servers up to there: to be said after [`Manager::member_up`].
     pub fn member_has(&mut self, commits: impl IntoIterator<Item = (u64, Lsn)>) {
-        self.captured.has = commits.into_iter().collect();
+        self.captured.member_has(commits);
     }
 
     /// Up to where the log has the commits of a server, as far as this manager has read it.
     pub fn logged_of(&self, system: u64) -> Lsn {
-        self.captured
-            .logged
-            .get(&system)
-            .copied()
-            .unwrap_or_default()
+        self.captured.logged_of(system)
     }
 
     /// True if a commit that a server has made can follow on what the log has: no other server has written there since.
     pub fn may_log_past_of(&self, system: u64) -> bool {
-        self.captured.last.is_none_or(|last| last == system)
+        self.captured.may_follow(system)
     }
 
     /// True if it has been sent everything that was in the log before the primary that it follows wrote, so that it knows of each

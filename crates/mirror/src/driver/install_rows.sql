@@ -1,0 +1,180 @@
+-- What a member needs whose transactions are logged as rows. Executed as a whole, also where an earlier version has made some of it.
+ALTER TABLE understudy_mirror.state
+  -- The log has all commits of this server up to here.
+  ADD COLUMN IF NOT EXISTS logged pg_lsn,
+  -- The member is a copy of that server's, with all commits up to there.
+  ADD COLUMN IF NOT EXISTS copied_system text,
+  ADD COLUMN IF NOT EXISTS copied_up_to pg_lsn;
+-- Clients' sessions write no numbers: the appliers do.
+REVOKE INSERT ON understudy_mirror.applied FROM PUBLIC;
+CREATE TABLE IF NOT EXISTS understudy_mirror.definitions
+  (tag text NOT NULL, said text NOT NULL, login text NOT NULL, role text NOT NULL, settings text NOT NULL);
+ALTER TABLE understudy_mirror.definitions REPLICA IDENTITY FULL;
+
+-- Whole rows say which row is meant where no key does at once. A generated column of a key would arrive as null.
+CREATE OR REPLACE FUNCTION understudy_mirror.identify() RETURNS void
+  LANGUAGE sql SET search_path = pg_catalog
+  AS $$
+    UPDATE pg_class c SET relreplident = w.wanted
+    FROM (SELECT t.oid, CASE WHEN EXISTS (
+        SELECT FROM pg_index i WHERE i.indrelid = t.oid AND i.indisprimary AND i.indimmediate AND i.indisvalid
+          AND NOT EXISTS (SELECT FROM pg_attribute a WHERE a.attrelid = t.oid AND a.attnum = ANY (i.indkey) AND a.attgenerated <> ''))
+        THEN 'd' ELSE 'f' END::"char" AS wanted
+      FROM pg_class t
+      WHERE t.relkind IN ('r', 'p') AND t.relpersistence = 'p' AND t.oid >= 16384
+        AND t.relnamespace <> 'understudy_mirror'::regnamespace) w
+    WHERE c.oid = w.oid AND c.relreplident <> w.wanted AND c.relreplident <> 'i'
+  $$;
+REVOKE EXECUTE ON FUNCTION understudy_mirror.identify() FROM PUBLIC;
+
+-- Fails for what the rows of a transaction do not say.
+CREATE OR REPLACE FUNCTION understudy_mirror.refuse(what text, hint text) RETURNS void
+  LANGUAGE plpgsql SET search_path = pg_catalog
+  AS $$ BEGIN RAISE EXCEPTION USING ERRCODE = '0A000', MESSAGE = 'the mirror does not carry ' || what, HINT = hint; END $$;
+
+-- The text that has defined something: that of the client, or of the innermost function.
+CREATE OR REPLACE FUNCTION understudy_mirror.said(stack text) RETURNS text
+  LANGUAGE plpgsql SET search_path = pg_catalog
+  AS $$
+    DECLARE
+      outer_stack text := substring(stack FROM '^[^\n]*\n(.*)$');
+      said text;
+    BEGIN
+      IF outer_stack IS NULL THEN
+        RETURN current_query();
+      END IF;
+      said := substring(outer_stack FROM '^SQL statement "(.*?)"\n(?:PL/|SQL )');
+      IF said IS NULL THEN
+        PERFORM understudy_mirror.refuse('a definition that a function says in another way than PL/pgSQL',
+          'Say it by itself, or in PL/pgSQL.');
+      END IF;
+      RETURN said;
+    END $$;
+
+-- Writes down what was defined. Anybody may call it, and has only that done as it which the role that has logged in could do itself.
+CREATE OR REPLACE FUNCTION understudy_mirror.note(event text, tag text, who text, path text, said text) RETURNS void
+  LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog
+  AS $$
+    DECLARE
+      own_xid CONSTANT xid := pg_current_xact_id()::xid;
+      settings CONSTANT json := json_build_object(
+        'search_path', path, 'TimeZone', current_setting('TimeZone'), 'DateStyle', current_setting('DateStyle'),
+        'IntervalStyle', current_setting('IntervalStyle'), 'xmloption', current_setting('xmloption'),
+        'default_tablespace', current_setting('default_tablespace'),
+        'default_table_access_method', current_setting('default_table_access_method'),
+        'check_function_bodies', current_setting('check_function_bodies'));
+      fills CONSTANT boolean := tag IN ('CREATE TABLE AS', 'SELECT INTO');
+      what text;
+    BEGIN
+      IF current_setting('understudy_mirror.own', true) = 'on' AND (SELECT rolsuper FROM pg_roles WHERE rolname = session_user) THEN
+        RETURN;
+      END IF;
+      IF event = 'ddl_command_start' AND NOT fills OR tag = 'REINDEX' THEN
+        RETURN;
+      END IF;
+      IF event = 'sql_drop' THEN
+        IF tag NOT LIKE 'DROP %' OR (SELECT bool_and(is_temporary) FROM pg_event_trigger_dropped_objects()) THEN
+          RETURN;
+        END IF;
+      ELSIF event = 'ddl_command_end' THEN
+        PERFORM understudy_mirror.identify();
+        IF fills OR tag LIKE 'DROP %' AND tag <> 'DROP OWNED' THEN
+          RETURN;
+        END IF;
+        IF (SELECT bool_and(in_extension OR coalesce(schema_name LIKE 'pg\_temp%', false)) FROM pg_event_trigger_ddl_commands()) THEN
+          RETURN;
+        END IF;
+        SELECT c.oid::regclass::text INTO what FROM pg_event_trigger_ddl_commands() d JOIN pg_class c ON c.oid = d.objid
+          WHERE d.classid = 'pg_class'::regclass AND c.relpersistence = 'u' LIMIT 1;
+        IF what IS NOT NULL THEN
+          PERFORM understudy_mirror.refuse('unlogged tables, as ' || what, 'Make it a table of the usual kind.');
+        END IF;
+        SELECT a.attname INTO what FROM pg_event_trigger_ddl_commands() d JOIN pg_attribute a ON a.attrelid = d.objid
+          JOIN pg_attrdef f ON f.adrelid = a.attrelid AND f.adnum = a.attnum
+          WHERE d.classid = 'pg_class'::regclass AND a.atthasmissing AND age(a.xmin) <= age(own_xid)
+            AND pg_get_expr(f.adbin, f.adrelid) ~ '[(]|CURRENT_|LOCALTIME|SESSION_USER|USER' LIMIT 1;
+        IF what IS NOT NULL THEN
+          PERFORM understudy_mirror.refuse('a new column whose default is evaluated, as ' || what,
+            'Add the column without the default, set the default then, and update the rows.');
+        END IF;
+        SELECT i.inhrelid::regclass::text INTO what FROM pg_inherits i JOIN pg_class c ON c.oid = i.inhrelid
+          WHERE c.relkind = 'f' AND age(i.xmin) <= age(own_xid) LIMIT 1;
+        IF what IS NOT NULL THEN
+          PERFORM understudy_mirror.refuse('a foreign table that is a part of another table, as ' || what,
+            'Let the partition be a table.');
+        END IF;
+        SELECT p.partrelid::regclass::text INTO what FROM pg_partitioned_table p
+          JOIN pg_attribute a ON a.attrelid = p.partrelid AND a.attnum = ANY (p.partattrs) JOIN pg_type t ON t.oid = a.atttypid
+          WHERE p.partstrat = 'h' AND t.typtype = 'e' AND age(p.xmin) <= age(own_xid) LIMIT 1;
+        IF what IS NOT NULL THEN
+          PERFORM understudy_mirror.refuse('partitions by the hash of an enum, as ' || what,
+            'Use LIST, or the hash of a column of another type: the numbers of an enum''s labels differ between servers.');
+        END IF;
+        SELECT t.tgname INTO what FROM pg_trigger t WHERE t.tgenabled IN ('A', 'R') AND age(t.xmin) <= age(own_xid) LIMIT 1;
+        IF what IS NOT NULL THEN
+          PERFORM understudy_mirror.refuse('triggers that fire when rows are replicated, as ' || what,
+            'They would fire twice: leave out ENABLE ALWAYS and ENABLE REPLICA.');
+        END IF;
+      END IF;
+      IF NOT pg_has_role(session_user, who, 'MEMBER') THEN
+        PERFORM understudy_mirror.refuse(
+          format('a definition of the role %I, whose member the role that has logged in is not', who),
+          'Log in as that role, or say it outside of functions with SECURITY DEFINER.');
+      END IF;
+      INSERT INTO understudy_mirror.definitions VALUES (tag, said, session_user, who, settings::text);
+    END $$;
+
+-- By the rights of whoever defines something, and with that one's path: nothing here is looked up in it.
+CREATE OR REPLACE FUNCTION understudy_mirror.define() RETURNS event_trigger
+  LANGUAGE plpgsql
+  AS $$
+    DECLARE
+      stack pg_catalog.text;
+    BEGIN
+      GET DIAGNOSTICS stack = PG_CONTEXT;
+      PERFORM understudy_mirror.note(TG_EVENT, TG_TAG, current_user, pg_catalog.current_setting('search_path'),
+        understudy_mirror.said(stack));
+    END $$;
+
+-- A table that is written anew says nothing of its rows.
+CREATE OR REPLACE FUNCTION understudy_mirror.rewritten() RETURNS event_trigger
+  LANGUAGE plpgsql SET search_path = pg_catalog
+  AS $$
+    BEGIN
+      IF (SELECT relpersistence = 't' FROM pg_class WHERE oid = pg_event_trigger_table_rewrite_oid()) THEN
+        RETURN;
+      END IF;
+      IF pg_event_trigger_table_rewrite_reason() & 3 <> 0
+        OR pg_event_trigger_table_rewrite_reason() & 4 <> 0 AND current_query() ~* '\musing\M'
+      THEN
+        PERFORM understudy_mirror.refuse(
+          'a change of ' || pg_event_trigger_table_rewrite_oid()::regclass || ' that evaluates something for each row',
+          'Add a column without it, update the rows, and set defaults and constraints then.');
+      END IF;
+    END $$;
+
+DROP EVENT TRIGGER IF EXISTS understudy_mirror_start;
+DROP EVENT TRIGGER IF EXISTS understudy_mirror_end;
+DROP EVENT TRIGGER IF EXISTS understudy_mirror_drop;
+DROP EVENT TRIGGER IF EXISTS understudy_mirror_rewrite;
+CREATE EVENT TRIGGER understudy_mirror_start ON ddl_command_start WHEN TAG IN ('CREATE TABLE AS', 'SELECT INTO')
+  EXECUTE FUNCTION understudy_mirror.define();
+CREATE EVENT TRIGGER understudy_mirror_end ON ddl_command_end EXECUTE FUNCTION understudy_mirror.define();
+CREATE EVENT TRIGGER understudy_mirror_drop ON sql_drop EXECUTE FUNCTION understudy_mirror.define();
+CREATE EVENT TRIGGER understudy_mirror_rewrite ON table_rewrite EXECUTE FUNCTION understudy_mirror.rewritten();
+ALTER EVENT TRIGGER understudy_mirror_start ENABLE ALWAYS;
+ALTER EVENT TRIGGER understudy_mirror_end ENABLE ALWAYS;
+ALTER EVENT TRIGGER understudy_mirror_drop ENABLE ALWAYS;
+ALTER EVENT TRIGGER understudy_mirror_rewrite ENABLE ALWAYS;
+SELECT understudy_mirror.identify();
+DO $$ BEGIN
+  IF NOT EXISTS (SELECT FROM pg_catalog.pg_publication WHERE pubname OPERATOR(pg_catalog.=) 'understudy_mirror') THEN
+    CREATE PUBLICATION understudy_mirror FOR ALL TABLES;
+  END IF;
+END $$;
+
+-- Empties tables together, which no right to write rows includes.
+CREATE OR REPLACE FUNCTION understudy_mirror.truncate(tables text, restarts boolean) RETURNS void
+  LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog
+  AS $$ BEGIN EXECUTE format('TRUNCATE %s %s', tables, CASE WHEN restarts THEN 'RESTART IDENTITY' ELSE '' END); END $$;
+REVOKE EXECUTE ON FUNCTION understudy_mirror.truncate(text, boolean) FROM PUBLIC;
