@@ -129,6 +129,7 @@ mod tests {
             schema: "public".to_owned(),
             name: name.to_owned(),
             is_full: false,
+            is_by_key: false,
             columns: vec![("id".to_owned(), true), ("v".to_owned(), false)],
         }
     }

@@ -225,6 +225,7 @@ impl<'a> Bytes<'a> {
             schema,
             name,
             is_full,
+            is_by_key: false,
             columns,
         })
     }
@@ -260,6 +261,7 @@ mod tests {
             schema: "public".to_owned(),
             name: "t".to_owned(),
             is_full: true,
+            is_by_key: false,
             columns: vec![("id".to_owned(), true), ("v".to_owned(), false)],
         };
         vec![

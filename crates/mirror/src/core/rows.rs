@@ -13,6 +13,9 @@ use serde::{Deserialize, Serialize};
 use super::class::{Claims, Class, Mode};
 use super::record::{Draft, Statement, Token};
 
+/// A transaction that changes more rows claims their tables.
+const MOST_CLAIMED: usize = 1_000;
+
 /// A position in a server's WAL.
 #[derive(
     Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Default, Serialize, Deserialize,
@@ -67,6 +70,8 @@ pub struct Relation {
     pub name: String,
     /// Old rows are there as a whole.
     pub is_full: bool,
+    /// Rows conflict only if the texts of their keys are the same: nothing else of the table is unique.
+    pub is_by_key: bool,
     /// Its columns, without those that are generated; true if one is part of the key.
     pub columns: Vec<(String, bool)>,
 }
@@ -76,6 +81,26 @@ impl Relation {
     pub fn quoted(&self) -> String {
         let quote = postgres_protocol::escape::escape_identifier;
         format!("{}.{}", quote(&self.schema), quote(&self.name))
+    }
+}
+
+impl Relation {
+    /// The key of a row as a text that no other key has; nothing if rows conflict in other ways, or the row does not say it.
+    fn key(&self, row: &Row) -> Option<String> {
+        let columns = self
+            .columns
+            .iter()
+            .zip(row)
+            .filter(|((_, is_key), _)| *is_key);
+        let mut key = String::new();
+        for (_, value) in columns.filter(|_| self.is_by_key) {
+            let Value::Text(text) = value else {
+                return None;
+            };
+            let text = std::str::from_utf8(text).ok()?;
+            key.push_str(&format!("{}:{text}", text.len()));
+        }
+        (!key.is_empty()).then_some(key)
     }
 }
 
@@ -177,17 +202,55 @@ impl Rows {
             .any(|change| matches!(change, Change::Define(_)))
     }
 
-    /// Claims: everything if something is defined, the tables that it changes otherwise.
+    /// Claims: everything if something is defined, the keys of rows where nothing else is unique, and tables otherwise. Rows that are
+    /// only added to a table do not conflict with each other.
     pub fn claims(&self, sequences: &[(String, i64)]) -> Claims {
-        if self.defines() {
-            return Claims::default().with(Class::Database, Mode::Exclusive);
-        }
-        let tables = self.relations.iter().map(Relation::quoted);
         let mut claims = Claims::default();
-        for name in tables.chain(sequences.iter().map(|(name, _)| name.clone())) {
-            claims.add(Class::Table(name.into()), Mode::Exclusive);
+        if self.defines() {
+            claims.add(Class::Database, Mode::Exclusive);
+            return claims;
+        }
+        for (name, _) in sequences {
+            claims.add(Class::Table(name.as_str().into()), Mode::Exclusive);
+        }
+        if self.changes.len() > MOST_CLAIMED {
+            let tables = self.relations.iter().map(Relation::quoted);
+            tables.for_each(|name| claims.add(Class::Table(name.into()), Mode::Exclusive));
+            return claims;
+        }
+        let tables: Vec<Box<str>> = self
+            .relations
+            .iter()
+            .map(|one| one.quoted().into())
+            .collect();
+        for change in &self.changes {
+            self.claim(change, &tables, &mut claims);
         }
         claims
+    }
+
+    fn claim(&self, change: &Change, tables: &[Box<str>], claims: &mut Claims) {
+        let table = |at: u32| tables.get(at as usize).cloned().unwrap_or_default();
+        let mut claim = |at: u32, row: &Row, otherwise: Mode| {
+            let key = self.relation(at).and_then(|relation| relation.key(row));
+            match key {
+                Some(key) => claims.add(Class::Key(table(at), key.into()), Mode::Exclusive),
+                None => claims.add(Class::Table(table(at)), otherwise),
+            }
+        };
+        match change {
+            Change::Insert(at, new) => claim(*at, new, Mode::IntentExclusive),
+            Change::Update(at, old, new) => {
+                claim(*at, old.as_ref().unwrap_or(new), Mode::Exclusive);
+                claim(*at, new, Mode::Exclusive);
+            }
+            Change::Delete(at, old) => claim(*at, old, Mode::Exclusive),
+            Change::Truncate { relations, .. } => {
+                let names = relations.iter().map(|at| table(*at));
+                names.for_each(|name| claims.add(Class::Table(name), Mode::Exclusive));
+            }
+            Change::Define(_) => {}
+        }
     }
 
     /// Goes on with the rows of the next piece.
@@ -263,6 +326,7 @@ mod tests {
             schema: "public".to_owned(),
             name: name.to_owned(),
             is_full: false,
+            is_by_key: false,
             columns: vec![("id".to_owned(), true), ("v".to_owned(), false)],
         }
     }
@@ -344,7 +408,11 @@ mod tests {
 
     #[test]
     fn definitions_claim_everything_and_rows_their_tables() {
-        let claims = rows(Vec::new()).claims(&[("public.s".to_owned(), 1)]);
+        let emptied = Change::Truncate {
+            relations: vec![0, 1],
+            restarts: false,
+        };
+        let claims = rows(vec![emptied]).claims(&[("public.s".to_owned(), 1)]);
         let names: Vec<_> = claims.iter().map(|(class, _)| class.clone()).collect();
         assert!(names.contains(&Class::Table(r#""public"."b""#.into())));
         assert!(names.contains(&Class::Table("public.s".into())));
@@ -358,5 +426,30 @@ mod tests {
         let token = Token { epoch: 1, count: 1 };
         let draft = rows(vec![Change::Define(said)]).draft(&Header::default(), token, Vec::new());
         assert!(draft.is_definition());
+    }
+
+    #[test]
+    fn rows_conflict_by_their_keys_or_their_tables() {
+        let of = |is_by_key: bool, changes: Vec<Change>| {
+            let mut rows = rows(changes);
+            rows.relations[0].is_by_key = is_by_key;
+            rows.claims(&[])
+        };
+        let insert = |id: &str| Change::Insert(0, row([id, "x"]));
+        let update = |id: &str| Change::Update(0, None, row([id, "x"]));
+        let moved = Change::Update(0, Some(row(["1", "~"])), row(["2", "x"]));
+        let conflict = |is_by_key, one: Change, other: Change| {
+            of(is_by_key, vec![one]).conflicts_with(&of(is_by_key, vec![other]))
+        };
+        assert!(conflict(true, insert("1"), update("1")));
+        assert!(!conflict(true, insert("1"), update("2")));
+        assert!(conflict(true, moved.clone(), update("1")));
+        assert!(conflict(true, moved.clone(), insert("2")));
+        assert!(!conflict(true, moved, insert("3")));
+        assert!(!conflict(false, insert("1"), insert("2")));
+        assert!(conflict(false, insert("1"), update("2")));
+        assert!(conflict(false, update("1"), update("2")));
+        let many = (0..=MOST_CLAIMED).map(|_| insert("1")).collect();
+        assert!(of(true, many).conflicts_with(&of(true, vec![insert("2")])));
     }
 }

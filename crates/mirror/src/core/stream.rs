@@ -326,6 +326,7 @@ mod tests {
             schema: schema.to_owned(),
             name: name.to_owned(),
             is_full: false,
+            is_by_key: false,
             columns: vec![("id".to_owned(), true)],
         }
     }

@@ -78,6 +78,7 @@ struct Log {
     /// A session for questions.
     asks: Postgres,
     sequences: Sequences,
+    keys: rows::Keys,
     /// Sequences that were made or locked are to be asked once more: how long after what was logged last.
     asks_again: bool,
     /// The last commit that was given to the log.
@@ -111,6 +112,7 @@ async fn stream(hub: &Hub, epoch: Option<u32>) -> Result<(), WireError> {
                 events,
                 asks,
                 sequences: Sequences::default(),
+                keys: rows::Keys::default(),
                 logged,
                 asks_again: false,
                 last: Header::default(),
@@ -146,7 +148,9 @@ impl Stream<'_> {
             while let Some(message) = session.wire.take()? {
                 is_asked |= self.take(&message)?;
             }
+            let sent = self.sent;
             self.write().await?;
+            self.confirmed.reach(sent);
             self.prove()?;
             let position = self.confirmed.position();
             self.hub.capture.confirmed.send_replace(position);
@@ -187,7 +191,7 @@ impl Stream<'_> {
         match pgoutput::streamed(frame::body(message)).map_err(broken)? {
             Streamed::Alive { end, is_asked } => {
                 if !self.assembly.is_within() {
-                    self.confirmed.reach(end);
+                    // What came before it may not be given to the log yet: it is dealt with after that.
                     self.sent = self.sent.max(end);
                 }
                 Ok(is_asked)
@@ -285,7 +289,10 @@ impl Stream<'_> {
         let Some(log) = self.log.as_mut().filter(|log| !log.batch.is_empty()) else {
             return Ok(());
         };
-        let batch = std::mem::take(&mut log.batch);
+        let mut batch = std::mem::take(&mut log.batch);
+        for captured in &mut batch {
+            log.keys.note(&mut log.asks, &mut captured.rows).await?;
+        }
         let sequences = log.sequences.advanced(&mut log.asks).await?;
         log.asks_again = true;
         let defines = batch.iter().any(|captured| captured.rows.defines());

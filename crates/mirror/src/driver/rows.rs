@@ -212,6 +212,47 @@ pub async fn end_writers(session: &mut Postgres) -> Result<Lsn, WireError> {
     end_of_wal(session).await
 }
 
+/// Asks whether rows of a table conflict only if the texts of their keys are the same: nothing else of it is unique, and equal keys look
+/// the same.
+fn is_by_key(table: &str) -> String {
+    format!(
+        "SELECT pg_catalog.bool_and(a.atttypid = ANY ('{{16,17,18,19,20,21,23,25,26,1043,1082,1114,1184,2950}}'::pg_catalog.oid[]) \
+         AND (a.attcollation = 0 OR (SELECT collisdeterministic FROM pg_catalog.pg_collation WHERE oid = a.attcollation))) \
+         AND NOT EXISTS (SELECT FROM pg_catalog.pg_index o WHERE o.indrelid = i.indrelid AND (o.indisunique OR o.indisexclusion) \
+           AND NOT o.indisprimary) \
+         FROM pg_catalog.pg_index i JOIN pg_catalog.pg_attribute a ON a.attrelid = i.indrelid AND a.attnum = ANY (i.indkey) \
+         WHERE i.indisprimary AND i.indrelid = pg_catalog.to_regclass({}) GROUP BY i.indrelid",
+        quote_literal(table)
+    )
+}
+
+/// Tables whose rows conflict by their keys alone, as far as they were asked.
+#[derive(Debug, Default)]
+pub struct Keys(BTreeMap<String, bool>);
+
+impl Keys {
+    /// Notes in tables of rows which of them these are.
+    pub async fn note(&mut self, session: &mut Postgres, rows: &mut Rows) -> Result<(), WireError> {
+        if rows.defines() {
+            self.0.clear();
+            return Ok(());
+        }
+        for relation in rows.relations.iter_mut().filter(|one| !one.is_full) {
+            let name = relation.quoted();
+            relation.is_by_key = match self.0.get(&name) {
+                Some(known) => *known,
+                None => {
+                    let asked = session.query(&is_by_key(&name)).await?;
+                    let is_so = asked.value().as_deref() == Some("t");
+                    self.0.insert(name, is_so);
+                    is_so
+                }
+            };
+        }
+        Ok(())
+    }
+}
+
 /// Makes what a definition says the same on another server: `CONCURRENTLY` is left out, and rows are not made twice.
 pub fn make_portable(rows: &mut Rows) {
     let mut told: BTreeMap<String, usize> = BTreeMap::new();

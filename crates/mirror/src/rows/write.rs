@@ -228,6 +228,7 @@ mod tests {
                 schema: "public".to_owned(),
                 name: "t".to_owned(),
                 is_full,
+                is_by_key: false,
                 columns: columns
                     .map(|(name, is_key)| (name.to_owned(), is_key))
                     .to_vec(),

@@ -2,13 +2,8 @@
 
 use tokio_postgres::Client;
 
-use crate::site::Site;
-
-/// A mirror of rows.
-fn site(more: &str) -> Site {
-    let more = format!("ship = 'rows'\n{more}");
-    Site::start_with(&more, |server| server.configure("wal_level = logical"))
-}
+use crate::server::psql;
+use crate::site::{Site, run, value};
 
 /// Outcome of a case.
 enum Wants {
@@ -345,7 +340,7 @@ fn execute(site: &Site, client: &Client, texts: &[&str]) -> Result<(), String> {
 
 #[test]
 fn every_kind_of_transaction_is_equal_on_both_members_or_refused() {
-    let site = site("");
+    let site = Site::start_with_rows("");
     let client = site.connect();
     let mut wrong = Vec::new();
     for (what, texts, wants) in CASES {
@@ -365,4 +360,103 @@ fn every_kind_of_transaction_is_equal_on_both_members_or_refused() {
         }
     }
     assert!(wrong.is_empty(), "{}", wrong.join("\n"));
+}
+
+/// Somebody who writes to the standby's member is found out at once, with the rows.
+#[test]
+fn a_write_to_the_standby_is_told_with_its_rows() {
+    let site = Site::start_with_rows("");
+    let client = site.connect();
+    run(
+        &site,
+        &client,
+        "CREATE TABLE t (id int PRIMARY KEY, a text); INSERT INTO t SELECT n, 'a' FROM generate_series(1, 9) n",
+    );
+    site.must_be_equal();
+    let standby = 1 - site.who_serves();
+    let began = std::time::Instant::now();
+    psql(
+        &site.member(standby),
+        "UPDATE t SET a = 'wrong' WHERE id = 5",
+    )
+    .expect("it is done");
+    site.wait("the difference is found", || {
+        site.status(standby)
+            .is_some_and(|status| status.aside_since.is_some())
+    });
+    assert!(
+        began.elapsed() < std::time::Duration::from_secs(5),
+        "{:?}",
+        began.elapsed()
+    );
+    let told = site.status(standby).and_then(|status| status.difference);
+    let told = told.expect("it is told");
+    for part in ["\"public\".\"t\"", "id = 5", "a = wrong"] {
+        assert!(told.contains(part), "{told}");
+    }
+    // The primary goes on, and an operator decides.
+    run(&site, &client, "DELETE FROM t WHERE id = 1");
+    site.keep(1 - standby);
+    site.settle();
+    site.must_be_equal();
+    assert_eq!(site.kept(standby).len(), 1);
+}
+
+/// What is longer than anything is logged at once, in pieces; and a value that fills one alone.
+#[test]
+fn a_long_transaction_has_no_limit() {
+    let site = Site::start_with_rows("transaction_bytes = 1000");
+    let client = site.connect();
+    run(
+        &site,
+        &client,
+        "CREATE TABLE t (id int PRIMARY KEY, a text)",
+    );
+    run(
+        &site,
+        &client,
+        "INSERT INTO t SELECT n, repeat(md5(n::text), 30) FROM generate_series(1, 40000) n",
+    );
+    run(
+        &site,
+        &client,
+        "INSERT INTO t VALUES (0, repeat('x', 5000000)); UPDATE t SET a = 'b' WHERE id % 2 = 0",
+    );
+    let verdict = site.must_be_equal();
+    assert_eq!(verdict.rows, 40001);
+}
+
+/// A commit is not told, and nobody sees it, before the log has it; whoever cancels it then changes nothing.
+#[test]
+fn a_commit_waits_for_the_log_and_cannot_be_cancelled_then() {
+    let site = Site::start_with_rows("");
+    let client = site.connect();
+    run(&site, &client, "CREATE TABLE t (id int PRIMARY KEY)");
+    site.must_be_equal();
+    site.hold_log(true);
+    let cancel = client.cancel_token();
+    let inserting = site
+        .runtime
+        .spawn(async move { client.batch_execute("INSERT INTO t VALUES (1)").await });
+    let member = site.member(site.who_serves());
+    let waits = "SELECT count(*) FROM pg_stat_activity WHERE wait_event = 'SyncRep'";
+    site.wait("the commit waits", || {
+        psql(&member, waits).as_deref() == Ok("1")
+    });
+    site.runtime
+        .block_on(cancel.cancel_query(tokio_postgres::NoTls))
+        .expect("it is heard");
+    std::thread::sleep(std::time::Duration::from_millis(300));
+    if inserting.is_finished() {
+        panic!("{:?}", site.runtime.block_on(inserting));
+    }
+    assert_eq!(psql(&member, "SELECT count(*) FROM t").as_deref(), Ok("0"));
+    site.hold_log(false);
+    let done = site.runtime.block_on(inserting).expect("it ends");
+    done.expect("it has committed");
+    assert_eq!(
+        value(&site, &site.connect(), "SELECT count(*) FROM t").as_deref(),
+        Some("1")
+    );
+    site.must_be_equal();
 }
