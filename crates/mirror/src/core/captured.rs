@@ -43,6 +43,11 @@ impl Captured {
         self.has = commits.into_iter().collect();
     }
 
+    /// True if the member's commits are logged as rows.
+    pub fn is_known(&self) -> bool {
+        !self.has.is_empty()
+    }
+
     /// Up to where the log has the commits of a server.
     pub fn logged_of(&self, system: u64) -> Lsn {
         self.logged.get(&system).copied().unwrap_or_default()

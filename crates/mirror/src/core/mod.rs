@@ -16,6 +16,7 @@ pub mod log;
 pub mod manager;
 pub mod moving;
 pub mod pgoutput;
+mod raw;
 pub mod record;
 pub mod rows;
 pub mod schedule;

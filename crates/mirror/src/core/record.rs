@@ -84,6 +84,7 @@ pub struct Parameter {
     /// True if the value is in the binary format.
     pub is_binary: bool,
     /// The value; `None` if it is null.
+    #[serde(with = "super::raw::optional")]
     pub value: Option<Vec<u8>>,
 }
 
@@ -97,6 +98,7 @@ pub struct Statement {
     /// The formats of what it returns, as `Bind` says them; none for text.
     pub result_formats: Vec<i16>,
     /// What follows `COPY ... FROM STDIN`.
+    #[serde(with = "super::raw::optional")]
     pub copied: Option<Vec<u8>>,
     /// What the primary answered; `None` where only the effect counts.
     pub digest: Option<Digest>,

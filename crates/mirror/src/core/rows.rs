@@ -112,7 +112,7 @@ pub enum Value {
     /// A long value that the transaction has not changed, and of which the WAL says nothing.
     Unchanged,
     /// As PostgreSQL writes it.
-    Text(Vec<u8>),
+    Text(#[serde(with = "super::raw")] Vec<u8>),
 }
 
 impl Value {

@@ -398,17 +398,24 @@ impl Stream<'_> {
             return Ok(());
         }
         let system = self.system;
-        let (logged, has_tail) = self
-            .hub
-            .look(|manager| (manager.logged_of(system), manager.has_tail()));
+        let look = |manager: &Manager| {
+            let may_log = manager.taking().is_some() && manager.may_log_past_of(system);
+            let logged = manager.logged_of(system);
+            (logged, manager.has_tail(), manager.is_unsettled(), may_log)
+        };
+        let (logged, has_tail, is_unsettled, may_log) = self.hub.look(look);
         self.confirmed.proved(logged);
+        let began = *self.hub.capture.began.lock();
+        let has_all = began.is_some_and(|began| self.sent >= began) && has_tail;
         match self.confirmed.unproved() {
-            Some(end) if has_tail && self.hub.capture.began.lock().is_some() => {
+            Some(end) if has_all && !may_log => {
                 self.hub.has_surplus(end);
-                Err(broken("the member has commits that the log does not have"))
+                return Err(broken("the member has commits that the log does not have"));
             }
-            _ => Ok(()),
+            _ if has_all && is_unsettled => self.hub.act(|manager, out| manager.settle(out)),
+            _ => {}
         }
+        Ok(())
     }
 }
 

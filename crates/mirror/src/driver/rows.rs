@@ -137,10 +137,11 @@ async fn wait_for_manager(session: &mut Postgres) -> Result<(), WireError> {
 
 /// The end of the WAL, all of which is on the disk.
 pub async fn end_of_wal(session: &mut Postgres) -> Result<Lsn, WireError> {
-    // A commit that is waited for has everything before it written.
-    session
-        .query("BEGIN; SET LOCAL synchronous_commit = 'local'; SELECT pg_catalog.pg_current_xact_id(); COMMIT")
-        .await?;
+    // Such a commit has everything before it written. One that only has a number would be written later.
+    let text = format!(
+        "BEGIN; SET LOCAL synchronous_commit = 'local'; SELECT pg_catalog.pg_logical_emit_message(true, '{NAME}', ''); COMMIT"
+    );
+    session.query(&text).await?;
     let end = session
         .query("SELECT pg_catalog.pg_current_wal_flush_lsn()")
         .await?

@@ -248,6 +248,7 @@ impl Manager {
         }
         if let Some(primary) = self.primary.take() {
             out.push(Effect::Unserve);
+            self.standby.is_unsettled = self.captured.is_known();
             let epoch = primary.epoch;
             self.ended = self.ended.max(epoch);
             if why != Why::Replaced {

@@ -2,7 +2,8 @@
 //!
 //! A member has the commits that it has made, although nothing in it says which number they have in the log; and those that were in
 //! the snapshot that it was copied from. Invariant: rows of a commit that the member has are never executed there; a long transaction
-//! counts as a whole, and its pieces count for nothing if the end is not in the log.
+//! counts as a whole, and its pieces count for nothing if the end is not in the log. Nothing is executed on a member that was primary's
+//! before it is known that the log has, or can get, all that it has committed.
 
 use super::super::record::{Number, Record};
 use super::super::rows::{Header, Lsn, Rows};
@@ -12,6 +13,7 @@ impl Manager {
     /// The member has all commits of these servers up to there: to be said after [`Manager::member_up`].
     pub fn member_has(&mut self, commits: impl IntoIterator<Item = (u64, Lsn)>) {
         self.captured.member_has(commits);
+        self.standby.is_unsettled = true;
     }
 
     /// Up to where the log has the commits of a server, as far as this manager has read it.
@@ -28,6 +30,18 @@ impl Manager {
     /// commit of its member whether the log has it.
     pub fn has_tail(&self) -> bool {
         self.standby.has_tail()
+    }
+
+    /// True if its member may have commits that the log has not.
+    pub fn is_unsettled(&self) -> bool {
+        self.standby.is_unsettled
+    }
+
+    /// The log has all commits that its member has made by itself, or can get them: others may be executed there.
+    pub fn settle(&mut self, out: &mut Vec<Effect>) {
+        self.standby.is_unsettled = false;
+        let held = std::mem::take(&mut self.standby.held);
+        out.extend(held.into_iter().map(Effect::Apply));
     }
 
     /// The member has commits that the log has not, and nobody was told of: it was primary, and its manager was not quick enough.

@@ -50,6 +50,10 @@ pub struct Standby {
     pub pieces: Vec<Record>,
     /// The end of the log when it began to follow a primary.
     pub tail: Number,
+    /// The member may have commits that the log has not: nothing else is executed there before that is known.
+    pub is_unsettled: bool,
+    /// Records that may be executed as soon as it is.
+    pub held: Vec<Record>,
 }
 
 impl Standby {
@@ -59,6 +63,7 @@ impl Standby {
         self.taking = None;
         self.epoch = None;
         self.pieces.clear();
+        self.held.clear();
         self.received = floor;
     }
 
@@ -69,7 +74,11 @@ impl Standby {
 
     /// True if it has been sent everything that was in the log before the primary that it follows wrote.
     pub fn has_tail(&self) -> bool {
-        self.epoch.is_some() && self.received >= self.tail
+        let has_read_all = self
+            .taking
+            .as_ref()
+            .is_some_and(|taking| taking.end.is_some());
+        has_read_all || self.epoch.is_some() && self.received >= self.tail
     }
 }
 
@@ -101,7 +110,11 @@ impl Manager {
     pub(super) fn begin(&mut self, record: Record, out: &mut Vec<Effect>) {
         let has = |ledger: &Ledger| ledger.contains(record.number);
         if !self.ledger.as_ref().is_some_and(has) {
-            out.extend(self.standby.schedule.push(record).map(Effect::Apply));
+            let ready = self.standby.schedule.push(record);
+            match self.standby.is_unsettled {
+                true => self.standby.held.extend(ready),
+                false => out.extend(ready.map(Effect::Apply)),
+            }
         }
     }
 

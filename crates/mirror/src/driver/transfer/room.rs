@@ -106,13 +106,16 @@ pub(super) async fn make(
     );
     let unslotted = format!(
         "SELECT pg_catalog.pg_drop_replication_slot(slot_name) FROM pg_catalog.pg_replication_slots \
-         WHERE slot_name = '{SLOT}' AND database = {literal} AND NOT active"
+         WHERE slot_name = '{SLOT}' AND database = {literal}"
     );
     for attempt in 1.. {
         session.query(&ending).await?;
-        // It would keep the WAL for a stream that nobody reads.
-        session.query(&unslotted).await?;
-        match session.query(&renaming).await {
+        // It would keep the WAL for a stream that nobody reads. Its reader may not have ended yet.
+        let made = match session.query(&unslotted).await {
+            Ok(_) => session.query(&renaming).await,
+            failed => failed,
+        };
+        match made {
             Err(WireError::Said(said)) if said.code == "55006" && attempt < ATTEMPTS => {
                 tokio::time::sleep(TRY_AGAIN).await;
             }
