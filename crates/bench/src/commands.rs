@@ -275,7 +275,6 @@ async fn run_chaos(args: cli::BenchChaos) -> anyhow::Result<Code> {
         dir: workspace.path().to_owned(),
         understudy: understudy()?,
         before: args.before,
-        applications: args.applications,
         duration: either(args.duration, 60, 600),
         seed: args.seed,
         rate: f64::from(args.rate),

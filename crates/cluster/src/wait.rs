@@ -112,7 +112,8 @@ impl Cluster {
                     self.logs().display()
                 );
             }
-            tokio::time::sleep(POLL).await;
+            // Each look is a process of PostgreSQL's, which a standby that still redoes old log on a busy machine can ill spare.
+            tokio::time::sleep(if at.is_some() { POLL } else { 5 * POLL }).await;
         }
     }
 }

@@ -209,6 +209,29 @@ impl ControlFile {
     }
 }
 
+impl ControlFile {
+    /// The same file for a server that is to recover from an archive, from this file's checkpoint on, and is consistent when it
+    /// has replayed up to `end`, on the checkpoint's timeline.
+    ///
+    /// # Errors
+    /// As [`ControlFile::parse`].
+    pub fn in_archive_recovery(bytes: &[u8], end: Lsn) -> Result<Vec<u8>, ControlError> {
+        let control = ControlFile::parse(bytes)?;
+        let known = LAYOUTS
+            .iter()
+            .find(|(known, _)| *known == control.control_version);
+        let (_, checksum_at) = known.ok_or(ControlError::Version(control.control_version))?;
+        let mut changed = bytes.to_vec();
+        // 5 is the state; see `ClusterState::from_number`.
+        changed[16..20].copy_from_slice(&5_u32.to_le_bytes());
+        changed[136..144].copy_from_slice(&end.0.to_le_bytes());
+        changed[144..148].copy_from_slice(&control.timeline.0.to_le_bytes());
+        let checksum = crc32c::crc32c(&changed[..*checksum_at]);
+        changed[*checksum_at..checksum_at + 4].copy_from_slice(&checksum.to_le_bytes());
+        Ok(changed)
+    }
+}
+
 fn parse_fields(bytes: &[u8]) -> Result<ControlFile, ControlError> {
     let word = |at| u32_at(bytes, at);
     let lsn = |at| Lsn(u64_at(bytes, at));
@@ -278,6 +301,24 @@ mod tests {
             assert_eq!(control.state, ClusterState::InProduction);
             assert_eq!(control.redo, Lsn(0x28));
             assert_eq!(control.segment_size, SegmentSize::DEFAULT);
+        }
+    }
+
+    #[test]
+    fn a_file_for_an_archive_says_so_and_nothing_else_changes() {
+        for (version, checksum_at) in LAYOUTS {
+            let before = sealed(version, checksum_at);
+            let after = ControlFile::in_archive_recovery(&before, Lsn(0x1234)).unwrap();
+            let control = ControlFile::parse(&after).unwrap();
+            assert_eq!(control.state, ClusterState::InArchiveRecovery);
+            assert_eq!(control.min_recovery_point, Lsn(0x1234));
+            assert_eq!(control.min_recovery_timeline, control.timeline);
+            let changed = (0..before.len()).filter(|at| before[*at] != after[*at]);
+            let mut places = changed.map(|at| match at {
+                16..20 | 136..148 => true,
+                at => (checksum_at..checksum_at + 4).contains(&at),
+            });
+            assert!(places.all(|is_one| is_one));
         }
     }
 

@@ -3,6 +3,7 @@
 // These comments are help texts: [tls] and <SEED> are what users type.
 #![allow(rustdoc::broken_intra_doc_links, rustdoc::invalid_html_tags)]
 
+mod backup;
 mod bench;
 mod cluster;
 mod demo;
@@ -19,6 +20,7 @@ use clap::{Parser, Subcommand};
 use dax::ids::{NodeName, VolumeName};
 
 pub use self::cluster::*;
+pub use backup::*;
 pub use bench::*;
 pub use demo::*;
 pub use dev::*;
@@ -78,6 +80,8 @@ pub enum Command {
     AcceptCollations(AcceptCollations),
     #[command(subcommand)]
     Zone(Zone),
+    #[command(subcommand)]
+    Backup(Backup),
     #[command(subcommand)]
     Upgrade(Upgrade),
     ShowConfig(ShowConfig),

@@ -61,7 +61,8 @@ impl Stage {
         if !change.is_null() {
             let spare = self.address(self.spare)?;
             let hopeless = self.faults.damaged().contains(&self.spare) || healed > GIVEN_UP_AFTER;
-            if joins(change, &spare) && change["back"] != true && hopeless {
+            let members = &listed["members"]["members"];
+            if joins(change, members, &spare) && change["back"] != true && hopeless {
                 self.order(&["zone", "cancel"], None)?.ok();
             }
             return Ok(Some(format!("zones are being exchanged: {change}")));
@@ -115,8 +116,15 @@ fn addresses_of(members: &Value) -> Vec<&str> {
         .collect()
 }
 
-fn joins(change: &Value, address: &str) -> bool {
+/// True if the zone at this address takes another one's place: not its own, as one does whose disk was lost.
+fn joins(change: &Value, members: &Value, address: &str) -> bool {
+    let leaves = |member: &&Value| {
+        let mut leaving = change["leaving"].as_array().into_iter().flatten();
+        leaving.any(|store| *store == member["store"])
+    };
+    let mut leaving = members.as_array().into_iter().flatten().filter(leaves);
     addresses_of(&change["joining"]).contains(&address)
+        && leaving.all(|member| member["address"] != address)
 }
 
 #[cfg(test)]
@@ -125,12 +133,20 @@ mod tests {
 
     use super::*;
 
+    /// The exchange was over, the disk of the zone that had joined was lost, and the run gave its return up.
     #[test]
     fn who_joins_is_found_in_a_change() {
+        let members = json!([
+            {"address": "b:1", "store": "2", "zone": 0},
+            {"address": "a:1", "store": "3", "zone": 1},
+        ]);
         let change =
             json!({"joining": [{"address": "a:1", "store": "1", "zone": 0}], "leaving": ["2"]});
-        assert!(joins(&change, "a:1"));
-        assert!(!joins(&change, "b:1"));
-        assert!(!joins(&Value::Null, "a:1"));
+        assert!(joins(&change, &members, "a:1"));
+        assert!(!joins(&change, &members, "b:1"));
+        assert!(!joins(&Value::Null, &members, "a:1"));
+        let returns =
+            json!({"joining": [{"address": "a:1", "store": "4", "zone": 1}], "leaving": ["3"]});
+        assert!(!joins(&returns, &members, "a:1"));
     }
 }

@@ -51,8 +51,10 @@ const CORRUPTION: [&str; 14] = [
     "has wrong size",
     "right sibling",
 ];
-/// And what it says if its mount refuses it everything, because its node was replaced or its agent was killed.
-const FENCED: [&str; 5] = [
+/// And what it says if its mount refuses it everything, because its node was replaced or its agent was killed. (An error when
+/// PG_VERSION is read looks like wrong contents. If they were wrong, the server would not start again.)
+const FENCED: [&str; 6] = [
+    "is not a valid data directory",
     "Input/output error",
     "Read-only file system",
     "Transport endpoint is not connected",

@@ -46,8 +46,6 @@ pub struct Options {
     pub understudy: PathBuf,
     /// The program of the release before, if two are to be mixed.
     pub before: Option<PathBuf>,
-    /// Applications behind the proxy as well.
-    pub applications: bool,
     /// Faults are struck for so long; the round at hand is finished.
     pub duration: Duration,
     /// Gives the schedule.

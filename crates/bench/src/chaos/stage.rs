@@ -311,11 +311,7 @@ impl Clients {
             prepared: Coordinators::start(application.clone(), 3, rate * 0.1, seed),
             readers,
             strong,
-            applications: Applications::start(
-                proxy.server(),
-                options.applications.then_some(rate * 0.2),
-                clock,
-            ),
+            applications: Applications::start(proxy.server(), rate * 0.2, clock),
             churn: Churn::paced(application, Some(rate / 120.0)),
         })
     }

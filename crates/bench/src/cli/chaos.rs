@@ -42,9 +42,6 @@ pub struct BenchChaos {
     /// The heartbeat's preset: fast, normal or wide.
     #[arg(long, default_value = "normal", value_parser = ["fast", "normal", "wide"])]
     pub heartbeat: String,
-    /// Applications behind the proxy as well, in both pool modes. They still find commits that were answered and are not there.
-    #[arg(long)]
-    pub applications: bool,
     /// The program of the release before, as scripts/release-before prints it: everybody has it at first, and members are
     /// upgraded and go back all the time.
     #[arg(long, value_name = "PROGRAM")]

@@ -42,6 +42,7 @@ fn a_minute_of_chaos_loses_nothing() -> Result<()> {
         "prepared",
         "snapshots",
         "strong_reads",
+        "deeds",
     ] {
         let count = &report["counts"][count];
         ensure!(count.as_u64() > Some(0), "{:#}", report["counts"]);

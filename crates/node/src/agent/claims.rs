@@ -128,7 +128,11 @@ impl Keeper {
         marks.retain(|node, _| claims.iter().any(|claim| claim.node == *node));
         for claim in claims.into_iter().filter(|claim| claim.node != self.me) {
             let member = members.iter().find(|member| member.name == claim.node);
-            let says = member.map_or((String::new(), 0), |m| (m.incarnation.0.clone(), m.updated));
+            // Who is no node says that it is there by registering its claim again.
+            let token = &claim.token;
+            let says = member.map_or((token.attach.clone(), token.number), |m| {
+                (m.incarnation.0.clone(), m.updated)
+            });
             let mark = marks.entry(claim.node.clone()).or_insert_with(|| Mark {
                 says: says.clone(),
                 since: now,

@@ -1,6 +1,8 @@
 //! One module for each command; each returns what the process ends with. The commands of a product that was not built in
 //! are there, and say so.
 
+#[cfg(feature = "backup")]
+mod backup;
 mod bench;
 mod cassandra;
 mod configure;
@@ -90,6 +92,9 @@ pub fn run(cli: Cli) -> anyhow::Result<Code> {
         Command::Remove(args) => on_runtime(operate::remove(args)),
         Command::AcceptCollations(args) => on_runtime(operate::accept_collations(args)),
         Command::Zone(command) => on_runtime(zone::run(command)),
+        Command::Backup(_command) => {
+            product!("backup", on_runtime(backup::run(_command, interrupted())))
+        }
         Command::Upgrade(command) => on_runtime(upgrade::run(command)),
         Command::ShowConfig(args) => on_runtime(configure::show(args)),
         Command::EditConfig(args) => on_runtime(configure::edit(args)),
@@ -112,6 +117,7 @@ fn usual_log(command: &Command) -> &'static str {
         Command::Store(_)
         | Command::Node(_)
         | Command::Proxy(_)
+        | Command::Backup(crate::cli::Backup::Archive(_))
         | Command::Mirror(crate::cli::Mirror::Run(_))
         | Command::Vm(crate::cli::Vm::Run(_) | crate::cli::Vm::Protect(_)) => "info,scylla=error",
         // Its own words are the story; a log would only disturb it.

@@ -34,9 +34,9 @@ async fn archiving(test: &str, command: impl FnOnce(&Path) -> String) -> Result<
 }
 
 /// A moment, and what clients knew of it.
-struct Moment {
+pub struct Moment {
     /// The active's clock.
-    time: String,
+    pub time: String,
     /// Commits that were acknowledged before the clock was read.
     before: Vec<(i32, i64)>,
     /// The last that each client can have begun before it.
@@ -44,7 +44,7 @@ struct Moment {
 }
 
 impl Moment {
-    async fn now(stage: &mut Stage) -> Result<Moment> {
+    pub async fn now(stage: &mut Stage) -> Result<Moment> {
         let active = stage.cluster.wait_active(TIMEOUT).await?;
         let history = stage.history()?;
         let acknowledged = history.commits();
@@ -62,7 +62,7 @@ impl Moment {
     }
 
     /// Checks that a copy of it has what was acknowledged before, and nothing that began behind it.
-    async fn check(&self, restored: &Elsewhere, history: &History) -> Result<()> {
+    pub async fn check(&self, restored: &Elsewhere, history: &History) -> Result<()> {
         let client = connect(&restored.server.config()).await?;
         let rows = client
             .query("SELECT client, n FROM understudy_ledger", &[])
@@ -80,7 +80,7 @@ impl Moment {
 }
 
 /// Kills the active so often, each time under load, and gives it back.
-async fn take_over(stage: &mut Stage, times: u32) -> Result<()> {
+pub async fn take_over(stage: &mut Stage, times: u32) -> Result<()> {
     for _ in 0..times {
         let (dead, killed) = stage.kill_active().await?;
         stage.outage_after(killed).await?;
@@ -142,7 +142,7 @@ fn recover(base: &Path, to: &Path, settings: &str) -> Result<()> {
     Ok(())
 }
 
-async fn check_all(restored: &Elsewhere, history: &History) -> Result<()> {
+pub async fn check_all(restored: &Elsewhere, history: &History) -> Result<()> {
     let (_, checks) = verify::database(&restored.server, history).await?;
     let failed: Vec<_> = checks.iter().filter(|check| !check.passed).collect();
     ensure!(failed.is_empty(), "{failed:#?}");

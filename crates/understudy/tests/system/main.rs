@@ -26,6 +26,7 @@ mod page;
 mod prepared;
 mod proxied;
 mod queries;
+mod repository;
 mod rest;
 mod secure;
 mod segments;

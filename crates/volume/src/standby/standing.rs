@@ -170,7 +170,7 @@ impl ClaimWatch {
     ///
     /// # Errors
     /// [`Error::ClaimLost`]; those of the registry.
-    pub(crate) async fn vouch(&self, storage: &Arc<dyn Storage>, found: bool) -> Result<()> {
+    pub async fn vouch(&self, storage: &Arc<dyn Storage>, found: bool) -> Result<()> {
         let arrived = self.standing.lock().arrival((self.clock)());
         loop {
             if self.settled(found, arrived)? {

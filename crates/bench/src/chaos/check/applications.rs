@@ -1,7 +1,7 @@
 //! Applications behind the proxy: what they were told is there, once and as it was told; nobody sees another tenant's rows;
 //! and nothing that a session has is lost without a word.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 
 use cluster::clients::history::Outcome;
 use serde::Serialize;
@@ -40,6 +40,16 @@ pub(crate) enum Deed {
     Forgotten { id: Id },
 }
 
+impl Deed {
+    /// The row that it makes.
+    fn id(&self) -> Option<Id> {
+        match self {
+            Deed::Order { id, .. } | Deed::Remote { id, .. } | Deed::Forgotten { id } => Some(*id),
+            Deed::Look { .. } => None,
+        }
+    }
+}
+
 /// A row and the one that refers to it, at the end.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Row {
@@ -58,6 +68,10 @@ pub(crate) enum Anomaly {
     },
     /// Acknowledged, and not there.
     Lost {
+        id: Id,
+    },
+    /// Nobody asked for it.
+    Invented {
         id: Id,
     },
     /// Its client was told that it is not there.
@@ -132,7 +146,11 @@ pub(crate) fn check(deeds: &[Deed], rows: &[Row], remote: &[Id]) -> Vec<Anomaly>
         } => look(*client, *tenant, *told, seen),
         Deed::Forgotten { id } => Some(Anomaly::Forgotten { id: *id }),
     };
-    deeds.iter().filter_map(of).collect()
+    let begun: HashSet<Id> = deeds.iter().filter_map(Deed::id).collect();
+    let all = rows.iter().map(|row| row.id).chain(remote.iter().copied());
+    let invented = all.filter(|id| !begun.contains(id));
+    let invented = invented.map(|id| Anomaly::Invented { id });
+    deeds.iter().filter_map(of).chain(invented).collect()
 }
 
 fn order(id: Id, outcome: Outcome, told: Option<&Keys>, found: &[&Keys]) -> Option<Anomaly> {
@@ -218,6 +236,17 @@ mod tests {
         assert_eq!(
             with(Outcome::Unknown, &twice[1..]),
             [Anomaly::ToldWrongly { id, told, is }]
+        );
+    }
+
+    #[test]
+    fn rows_that_nobody_asked_for_are_found() {
+        let deeds = [ordered(1, Outcome::Acknowledged)];
+        let rows = [row(1, keys(1)), row(2, keys(2))];
+        let invented = |id| Anomaly::Invented { id };
+        assert_eq!(
+            check(&deeds, &rows, &[(4, 4)]),
+            [invented((1, 2)), invented((4, 4))]
         );
     }
 

@@ -108,14 +108,13 @@ pub(crate) struct Applications {
 }
 
 impl Applications {
-    /// Starts them, with so many deeds a second together; none without.
-    pub fn start(proxy: &Server, rate: Option<f64>, clock: Clock) -> Applications {
+    /// Starts them, with so many deeds a second together.
+    pub fn start(proxy: &Server, rate: f64, clock: Clock) -> Applications {
         let (stop, stopped) = watch::channel(false);
         let deeds: Arc<Mutex<Vec<Deed>>> = Arc::default();
-        let pace = Arc::new(Pace::new(rate));
+        let pace = Arc::new(Pace::new(Some(rate)));
         let mut tasks = JoinSet::new();
-        let clients = rate.map_or(0, |_| 4 * OF_EACH);
-        for number in 0..clients {
+        for number in 0..4 * OF_EACH {
             let pooled = number & 1 != 0;
             let mut server = Server {
                 user: ROLE.to_owned(),

@@ -17,7 +17,6 @@ pub struct Broken {
 }
 
 /// How a unit ends a broken block.
-#[derive(PartialEq, Eq)]
 enum End {
     Commit,
     Rollback,
@@ -58,9 +57,15 @@ impl Session {
             self.rest(out);
             return;
         };
-        refusal.put(&mut out.client);
-        self.broken = stays_open.then_some(Broken { untold: None });
-        self.status = if stays_open { b'E' } else { b'I' };
+        if was_open && put_closed(&unit, &mut out.client) {
+            self.broken = Some(Broken {
+                untold: Some(refusal.to_bytes()),
+            });
+        } else {
+            refusal.put(&mut out.client);
+            self.broken = stays_open.then_some(Broken { untold: None });
+            self.status = if stays_open { b'E' } else { b'I' };
+        }
         if unit.is_complete {
             frame::put_ready(&mut out.client, self.status);
             self.rest(out);
@@ -126,20 +131,21 @@ impl Session {
         let (Some(mut unit), Some(broken)) = (self.unit.take(), &mut self.broken) else {
             return;
         };
-        let untold = broken.untold.take();
-        match (end_of(&unit), untold) {
-            (Some(End::Commit), Some(untold)) => out.client.extend_from_slice(&untold),
-            (Some(_), _) => put_rollback(&unit, &mut out.client),
-            (None, Some(untold)) => out.client.extend_from_slice(&untold),
-            (None, None) => Refusal::error(
-                "25P02",
-                "current transaction is aborted, commands ignored until end of transaction block",
-            )
-            .put(&mut out.client),
+        let end = end_of(&unit);
+        if !put_closed(&unit, &mut out.client) {
+            match (&end, broken.untold.take()) {
+                (Some(End::Commit), Some(untold)) => out.client.extend_from_slice(&untold),
+                (Some(_), _) => put_rollback(&unit, &mut out.client),
+                (None, Some(untold)) => out.client.extend_from_slice(&untold),
+                (None, None) => Refusal::error(
+                    "25P02",
+                    "current transaction is aborted, commands ignored until end of transaction block",
+                )
+                .put(&mut out.client),
+            }
+            self.status = if end.is_some() { b'I' } else { b'E' };
         }
-        let is_over = end_of(&unit).is_some();
-        self.status = if is_over { b'I' } else { b'E' };
-        if is_over {
+        if end.is_some() {
             self.broken = None;
         }
         if unit.is_complete {
@@ -162,6 +168,27 @@ fn end_of(unit: &Unit) -> Option<End> {
         _ => return None,
     };
     parts.next().is_none().then_some(end)
+}
+
+/// The answers to a unit that does nothing but close what was prepared; nothing, and no, to any other. PostgreSQL never fails
+/// there, so drivers do not look: an error that is told there is not heard, and the client takes the end of the transaction for
+/// its commit.
+fn put_closed(unit: &Unit, out: &mut BytesMut) -> bool {
+    let mut at = 0;
+    let mut closes = 0;
+    while let Ok(Some((tag, len))) = frame::head(&unit.bytes[at..]) {
+        match tag {
+            b'C' => closes += 1,
+            b'S' | b'H' => {}
+            _ => return false,
+        }
+        at += len;
+    }
+    let had = unit.had.unwrap_or_default().frames;
+    for _ in had.max(unit.answered.frames)..closes {
+        frame::put(out, b'3', &[]);
+    }
+    at > 0
 }
 
 /// The answers to a unit that rolls a transaction back.

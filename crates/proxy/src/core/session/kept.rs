@@ -125,7 +125,7 @@ impl<'a> Binding<'a> {
     }
 
     /// The body of the same for the unnamed statement, with more parameters, each in the form in which its column was told.
-    pub fn with(&self, more: &[(usize, Option<Bytes>)]) -> Vec<u8> {
+    pub fn with(&self, more: &[(Option<usize>, Option<Bytes>)]) -> Vec<u8> {
         let results = numbers(self.results).map_or(Vec::new(), |(results, _)| results);
         let form = |column: usize| match results.as_slice() {
             [] => 0,
@@ -133,7 +133,7 @@ impl<'a> Binding<'a> {
             each => each.get(column).copied().unwrap_or(0),
         };
         let mut formats = self.formats.clone();
-        formats.extend(more.iter().map(|(column, _)| form(*column)));
+        formats.extend(more.iter().map(|(column, _)| column.map_or(0, form)));
         let count = |len: usize| u16::try_from(len).unwrap_or(u16::MAX).to_be_bytes();
         let mut body = BytesMut::new();
         body.extend_from_slice(self.portal);
@@ -182,7 +182,7 @@ mod tests {
         let body = b"p\0s\0\0\x01\0\x01\0\x02\0\0\0\x01x\xff\xff\xff\xff\0\x02\0\0\0\x01";
         let binding = Binding::read(body).expect("it is one");
         assert_eq!(binding.parameters, 2);
-        let more = [(1, Some(Bytes::from_static(b"yz"))), (0, None)];
+        let more = [(Some(1), Some(Bytes::from_static(b"yz"))), (None, None)];
         let with = binding.with(&more);
         let expected = b"p\0\0\0\x04\0\x01\0\x01\0\x01\0\0\0\x04\0\0\0\x01x\xff\xff\xff\xff\0\0\0\x02yz\xff\xff\xff\xff\0\x02\0\0\0\x01";
         assert_eq!(with, expected);

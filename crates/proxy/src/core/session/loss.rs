@@ -206,7 +206,7 @@ impl Session {
     }
 
     /// True if the transaction may have written anything.
-    fn has_written(&self, unit: &Unit) -> bool {
+    pub(super) fn has_written(&self, unit: &Unit) -> bool {
         unit.facts.writes || self.has_unasked_writes || self.xid != XidState::NotAsked
     }
 
@@ -342,13 +342,15 @@ impl Session {
         let Some(unit) = &mut self.unit else {
             return;
         };
-        let answers = match unit.held.take() {
-            Some(held) => Some(vec![held]),
-            None => lost_answers(unit),
+        let answers = match unit.is_answered_whole() {
+            true => Some(Vec::new()),
+            false => lost_answers(unit),
         };
+        let held = unit.held.split().freeze();
         let mut told = Out::default();
+        self.tell_all(&held, &mut told);
         for answer in answers.iter().flatten() {
-            self.emit(answer, &mut told);
+            self.tell_all(answer, &mut told);
         }
         let Some(unit) = self.unit.take() else {
             return;
@@ -405,69 +407,6 @@ impl Session {
     fn notifies(&self) -> bool {
         self.has_notified || self.may_have_notified
     }
-
-    /// True if what is lost may have acted where no rollback takes anything back.
-    fn has_reached_out(&self) -> bool {
-        let is_out =
-            |unit: &Unit| unit.has_reached_out || unit.is_dispatched && unit.facts.reaches_out;
-        let waiting = self.replay.as_ref().and_then(|replay| replay.waiting());
-        let units = [self.unit.as_deref(), waiting];
-        let of_transaction = self.transaction.as_ref();
-        units.into_iter().flatten().any(is_out)
-            || of_transaction.is_some_and(|transaction| transaction.has_reached_out)
-    }
-
-    fn count_not_replayed(&mut self, why: Reason) {
-        let (reason, because) = (why.label(), why.words());
-        tracing::info!(reason, "a transaction was not run again, because {because}");
-        self.counts.not_replayed[why as usize] += 1;
-    }
-
-    /// The open transaction is lost.
-    pub(super) fn fail_transaction(&mut self, why: Reason, out: &mut Out) {
-        self.count_not_replayed(why);
-        if self.has_reached_out() {
-            let text = "it is not known what the transaction did outside of the database";
-            let refusal = Refusal::error("08007", text)
-                .detail(
-                    "The server of this transaction was lost, and nothing of it is in this database. But it used a foreign \
-                     table, a program or file of the server, or a function that may act outside of the database.",
-                )
-                .hint("Look for its effects there before you try it again.");
-            self.fail_unit(&refusal, out);
-            return;
-        }
-        let refusal = Refusal::error("40001", "the server of this transaction was lost")
-            .detail(format!(
-                "The transaction was rolled back. It was not run again, because {}.",
-                why.words()
-            ))
-            .hint("Try the transaction again.");
-        self.fail_unit(&refusal, out);
-    }
-
-    /// Something that only the lost server had is gone.
-    pub(super) fn tell_lost_bonds(&mut self, out: &mut Out) {
-        let what = self.keeps.bonds().next().map_or("", |bond| bond.what());
-        let refusal = Refusal::fatal("57P01", "the server of this session was lost")
-            .detail(format!(
-                "The session had {what}, which no other server has."
-            ))
-            .hint("Connect again.");
-        self.close(&refusal, out);
-    }
-
-    fn tell_lost_in_doubt(&mut self, out: &mut Out) {
-        self.counts.in_doubt += 1;
-        self.counts.in_doubt_unknown += 1;
-        let what = self.keeps.bonds().next().map_or("", |bond| bond.what());
-        let refusal = Refusal::fatal("08007", "it is not known whether the transaction committed")
-            .detail(format!(
-                "The server was lost, and the session had {what}, which no other has."
-            ))
-            .hint("Connect again, and look for the transaction's effects before you try it again.");
-        self.close(&refusal, out);
-    }
 }
 
 fn judge(cx: &Context<'_>, doubt: &Doubt, now: &Whereabouts) -> Judgement {
@@ -488,7 +427,7 @@ fn judge(cx: &Context<'_>, doubt: &Doubt, now: &Whereabouts) -> Judgement {
 }
 
 /// True if something of the unit may have committed, if its transaction has written.
-fn may_have_committed(unit: &Unit, has_written: bool) -> bool {
+pub(super) fn may_have_committed(unit: &Unit, has_written: bool) -> bool {
     if unit.is_implicit() {
         if unit.facts.copies_in && !unit.has_ended_copy && !unit.facts.goes_on {
             return false;

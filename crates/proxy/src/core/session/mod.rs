@@ -29,6 +29,7 @@ mod dispatch;
 mod doubt;
 mod effects;
 mod ending;
+mod held;
 mod keeps;
 mod kept;
 mod lent;
@@ -48,6 +49,7 @@ mod state;
 mod tests;
 mod transaction;
 mod unit;
+mod untold;
 mod upstream;
 
 use std::time::Duration;

@@ -1,6 +1,7 @@
 //! What becomes of units and transactions whose server is lost, message by message.
 
 mod durability;
+mod held;
 mod named;
 mod shared;
 mod standby;
@@ -97,6 +98,33 @@ fn a_replay_that_fails_while_its_client_does_nothing_is_told_with_what_comes_nex
     assert_eq!(desk.heard(), "", "nobody waits for anything");
     desk.say(b'Q', &[b"COMMIT\0"]);
     assert_eq!(desk.heard(), "08007 ZI");
+}
+
+/// Drivers close statements without looking at what becomes of it. The error was told there, and the COMMIT behind it was
+/// answered with ROLLBACK: an application had its commit acknowledged, and none of its rows.
+#[test]
+fn an_error_is_not_told_to_a_close_that_nobody_waits_for() {
+    for is_under_way in [true, false] {
+        let mut desk = Desk::ready();
+        begin_and_write(&mut desk, 700);
+        let close = |desk: &mut Desk| {
+            desk.say(b'C', &[b"Ss\0"]);
+            desk.say(b'S', &[]);
+        };
+        if is_under_way {
+            close(&mut desk);
+        }
+        desk.take_over(900);
+        desk.answer(&[(b'C', b"BEGIN\0")], b'T');
+        desk.answer(&[(b'C', b"INSERT 0 7\0")], b'T');
+        if !is_under_way {
+            assert_eq!(desk.heard(), "", "nobody waits for anything");
+            close(&mut desk);
+        }
+        assert_eq!(desk.heard(), "3 ZT");
+        desk.say(b'Q', &[b"COMMIT\0"]);
+        assert_eq!(desk.heard(), "40001 ZI");
+    }
 }
 
 /// To most drivers a COMMIT that is answered with ROLLBACK looks like one that has committed. A client that has heard of an
@@ -256,6 +284,8 @@ fn what_a_function_may_not_run_is_told_as_without_the_proxy() {
     desk.answer(&[(b'C', b"BEGIN\0")], b'T');
     let error = b"SERROR\0VERROR\0C25001\0MVACUUM cannot run inside a transaction block\0RPreventInTransactionBlock\0\0";
     desk.answer(&[(b'E', error)], b'E');
+    desk.answer(&[], b'E');
+    desk.answer(&[(b'C', b"ROLLBACK\0")], b'I');
     let told = String::from_utf8_lossy(&desk.out.client).into_owned();
     assert!(
         told.contains("VACUUM cannot be executed from a function"),

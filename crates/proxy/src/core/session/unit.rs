@@ -6,7 +6,7 @@
 use std::collections::VecDeque;
 use std::sync::Arc;
 
-use bytes::{Bytes, BytesMut};
+use bytes::BytesMut;
 
 use super::super::sql::{Begin, Hint, Kind, Own, Statement, Verdict};
 use super::digest::Digest;
@@ -128,8 +128,8 @@ pub struct Unit {
     pub forgotten: Option<Box<Forgotten>>,
     /// A `COMMIT` ended as a rollback.
     pub was_rolled_back: bool,
-    /// The end of the answer, which is told when the commit is known.
-    pub held: Option<Bytes>,
+    /// Answers that are told when the commit is known.
+    pub held: BytesMut,
     /// The proxy has put a transaction around it.
     pub is_wrapped: bool,
     /// The client sends data for `COPY`.
@@ -212,6 +212,21 @@ impl Unit {
         self.began_in == b'I' && self.facts.begins.is_none()
     }
 
+    /// True if its answers are told when it is over: it commits, so its client waits for its end in any case, and what another
+    /// run would answer otherwise was never told if the server is lost before that.
+    pub fn holds_back(&self) -> bool {
+        let commits = self.facts.commits || self.is_implicit() && self.facts.writes;
+        let may_wait =
+            self.is_complete && !self.is_streamed && !self.facts.copies_in && !self.facts.goes_on;
+        commits && may_wait && self.had.is_none() && self.durability != Durability::Told
+    }
+
+    /// True if all that it is answered was answered, but for its end.
+    pub fn is_answered_whole(&self) -> bool {
+        let parts = self.facts.statements.iter().map(|all| all.parts.len());
+        self.is_simple && self.complete.len() >= parts.sum()
+    }
+
     /// True if its client has had something of its answer.
     pub fn has_answered(&self) -> bool {
         self.answered.frames > 0 || self.is_streamed
@@ -250,7 +265,7 @@ impl Unit {
         self.may_have_set = false;
         self.was_rolled_back = false;
         self.durability = Durability::default();
-        self.held = None;
+        self.held.clear();
         self.is_wrapped = false;
         self.is_copying_in = false;
         self.copies_begun = 0;

@@ -5,6 +5,7 @@ use bytes::{Buf, Bytes, BytesMut};
 use super::super::flaw::Flaw;
 use super::ask::XidState;
 use super::ending::{Ending, TIMEOUTS};
+use super::held::drop_complete;
 use super::local::Durability;
 use super::reason::Reason;
 use super::slots::{Ask, To};
@@ -54,6 +55,7 @@ impl Session {
                     at += len;
                 }
                 Ok(Some((tag, len))) if self.may_stream(tag, len) => {
+                    self.tell_held(out);
                     out.client.extend_from_slice(&input[at..]);
                     *rest = len - (input.len() - at);
                     at = input.len();
@@ -110,7 +112,7 @@ impl Session {
         }
         let differs = self.unit.as_ref().is_some_and(|unit| unit.differs);
         if differs && !cx.lacks(Flaw::AnswersNotCompared) {
-            self.fail_transaction(Reason::OtherAnswers, out);
+            self.fail_as_other(out);
         }
     }
 
@@ -164,11 +166,11 @@ impl Session {
         match (to, tag) {
             (To::Commit, b'C') => self.wrap_committed(bytes, out),
             (To::Wrapped, b'C') => {
-                self.tell_held(out);
-                self.hold(bytes);
+                if let Some(unit) = &mut self.unit {
+                    unit.held.extend_from_slice(bytes);
+                }
             }
             (To::Client | To::Wrapped, _) => {
-                self.tell_held(out);
                 self.note_answer(tag, bytes, out);
                 self.emit(bytes, out);
             }
@@ -182,20 +184,6 @@ impl Session {
         if is_over {
             self.slots.pop();
             self.flush_emits(out);
-        }
-    }
-
-    fn hold(&mut self, bytes: &[u8]) {
-        if let Some(unit) = &mut self.unit {
-            unit.held = Some(Bytes::copy_from_slice(bytes));
-        }
-    }
-
-    /// What was held was not the end.
-    fn tell_held(&mut self, out: &mut Out) {
-        let held = self.unit.as_mut().and_then(|unit| unit.held.take());
-        if let Some(held) = held {
-            self.emit(&held, out);
         }
     }
 
@@ -242,25 +230,6 @@ impl Session {
             // The `Sync` that was there is ignored: another one comes after the data.
             unit.is_complete &= unit.is_simple;
         }
-    }
-
-    /// An answer that is the client's: to the client, or into a digest only.
-    pub(super) fn emit(&mut self, bytes: &[u8], out: &mut Out) {
-        let Some(unit) = &mut self.unit else {
-            return;
-        };
-        unit.answered.add(bytes);
-        if self.phase == Phase::Replaying || Session::tell_cancelled(unit, bytes[0], out) {
-            return;
-        }
-        if let Some(had) = unit.had {
-            if unit.answered.frames == had.frames {
-                unit.differs = unit.answered != had;
-                unit.had = None;
-            }
-            return;
-        }
-        out.client.extend_from_slice(bytes);
     }
 
     /// Gives the client what it gets without a server, as far as it is its turn.
@@ -358,9 +327,13 @@ impl Session {
     fn client_error(&mut self, code: &[u8], bytes: &[u8], out: &mut Out) {
         if let Some(unit) = &mut self.unit {
             unit.has_failed = true;
-            unit.held = None;
             unit.is_copying_in = false;
+            if unit.is_wrapped {
+                // PostgreSQL would not have called the statement complete.
+                drop_complete(&mut unit.held);
+            }
         }
+        self.tell_held(out);
         match self.owed.take() {
             Some(owed) if code == FAILED_TRANSACTION => self.emit(&owed, out),
             _ => self.emit(bytes, out),
@@ -446,20 +419,13 @@ impl Session {
 
     /// The unit is answered.
     pub(super) fn finish(&mut self, cx: &Context<'_>, status: u8, out: &mut Out) {
+        self.tell_held(out);
         let Some(mut unit) = self.unit.take() else {
             return;
         };
-        if let Some(held) = unit.held.take() {
-            self.unit = Some(unit);
-            self.emit(&held, out);
-            let Some(back) = self.unit.take() else {
-                return;
-            };
-            unit = back;
-        }
         if unit.had.is_some() {
             self.unit = Some(unit);
-            self.fail_transaction(Reason::OtherAnswers, out);
+            self.fail_as_other(out);
             return;
         }
         self.pay_owed(&unit, status, out);

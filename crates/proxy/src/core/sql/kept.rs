@@ -7,6 +7,7 @@
 //! answer is then compared, and differs.
 
 mod moves;
+mod trees;
 
 use bytes::Bytes;
 use pg_query::protobuf::{
@@ -15,6 +16,7 @@ use pg_query::protobuf::{
 
 use super::super::settings::{quote_literal, quote_name};
 use moves::{Moved, moves, relation_name};
+use trees::{expression, innermost, is_text, last_name, node, target, values_of};
 
 /// Longer texts, or more rows, are not rewritten.
 const LIMIT_BYTES: usize = 64 << 10;
@@ -46,8 +48,8 @@ pub enum Place {
 pub struct Again {
     /// Its text.
     pub text: String,
-    /// Values of the parameters behind the client's own, each with the column that it was told in.
-    pub parameters: Vec<(usize, Option<Bytes>)>,
+    /// Values of the parameters behind the client's own, each with the column in whose form it is; none for text.
+    pub parameters: Vec<(Option<usize>, Option<Bytes>)>,
     /// Moves sequences past the values.
     pub moves: Option<String>,
 }
@@ -76,6 +78,7 @@ pub fn again(text: &str, rows: &[Row], columns: Option<&[Column]>, place: Place)
     let mut writer = Writer {
         place,
         parameters: Vec::new(),
+        told_as_text: Vec::new(),
         moved: Vec::new(),
     };
     match raw.stmt.as_mut()?.node.as_mut()? {
@@ -113,20 +116,6 @@ fn is_one_row(select: &SelectStmt) -> bool {
         ..SelectStmt::default()
     };
     *select == plain && select.op() == protobuf::SetOperation::SetopNone
-}
-
-fn target(node: &Node) -> Option<&ResTarget> {
-    match node.node.as_ref()? {
-        Tree::ResTarget(target) => Some(target),
-        _ => None,
-    }
-}
-
-fn last_name(names: &[Node]) -> Option<&str> {
-    match names.last()?.node.as_ref()? {
-        Tree::String(name) => Some(&name.sval),
-        _ => None,
-    }
 }
 
 /// The name and the type of a function whose value is told once, of an item of a `SELECT`, or within its casts.
@@ -177,7 +166,9 @@ fn constant(arguments: &[Node]) -> Option<&str> {
 
 struct Writer {
     place: Place,
-    parameters: Vec<(usize, Option<Bytes>)>,
+    parameters: Vec<(Option<usize>, Option<Bytes>)>,
+    /// Columns of the answer that are the text of a column of the table.
+    told_as_text: Vec<usize>,
     moved: Vec<Moved>,
 }
 
@@ -187,7 +178,8 @@ impl Writer {
         let value = row.get(column)?;
         let text = match (self.place, value) {
             (Place::Parameters(own), value) => {
-                self.parameters.push((column, value.clone()));
+                let form = (!self.told_as_text.contains(&column)).then_some(column);
+                self.parameters.push((form, value.clone()));
                 format!("${}", own + self.parameters.len())
             }
             (Place::Text, None) => "NULL".to_owned(),
@@ -223,9 +215,13 @@ impl Writer {
             let Some(Tree::ResTarget(target)) = &mut item.node else {
                 return None;
             };
-            let call = innermost(target.val.as_deref_mut()?)?;
-            self.note_sequence(call, rows, at)?;
-            *call = self.value(row, at, Some(of_type))?;
+            let item = target.val.as_deref_mut()?;
+            self.note_sequence(innermost(item)?, rows, at)?;
+            match &mut item.node {
+                // What was told is of the type of the cast.
+                Some(Tree::TypeCast(cast)) => **cast.arg.as_mut()? = self.value(row, at, None)?,
+                _ => *item = self.value(row, at, Some(of_type))?,
+            }
             if target.name.is_empty() {
                 target.name = name;
             }
@@ -253,6 +249,11 @@ impl Writer {
         columns: Option<&[Column]>,
     ) -> Option<()> {
         let told = told_columns(returned(insert)?, columns)?;
+        self.told_as_text = told
+            .iter()
+            .filter_map(|told| told.2.then_some(told.0))
+            .collect();
+        let told: Vec<(usize, String)> = told.into_iter().map(|(at, name, _)| (at, name)).collect();
         let relation = relation_name(insert.relation.as_ref()?);
         let source = match insert.select_stmt.as_deref_mut() {
             Some(node) => match node.node.as_mut()? {
@@ -382,6 +383,9 @@ impl Writer {
             return None;
         }
         for (number, (at, _)) in added.iter().enumerate() {
+            if self.told_as_text.contains(at) {
+                return None;
+            }
             let of_type = type_name(columns.get(*at)?.type_oid)?;
             for (list, row) in values.values_lists.iter_mut().zip(rows) {
                 let Some(Tree::List(list)) = &mut list.node else {
@@ -405,61 +409,35 @@ impl Writer {
     }
 }
 
-/// The columns of the table that are told, each with its place in the answer.
-fn told_columns(returned: &[Node], columns: Option<&[Column]>) -> Option<Vec<(usize, String)>> {
+/// The columns of the table that are told, each with its place in the answer, and whether it is told as text.
+fn told_columns(
+    returned: &[Node],
+    columns: Option<&[Column]>,
+) -> Option<Vec<(usize, String, bool)>> {
     let mut told = Vec::new();
     for (at, item) in returned.iter().enumerate() {
-        let Some(Tree::ColumnRef(column)) = &target(item)?.val.as_deref()?.node else {
+        let mut value = target(item)?.val.as_deref()?;
+        let mut is_as_text = false;
+        if let Some(Tree::TypeCast(cast)) = &value.node
+            && is_text(cast)
+        {
+            value = cast.arg.as_deref()?;
+            is_as_text = true;
+        }
+        let Some(Tree::ColumnRef(column)) = &value.node else {
             continue;
         };
         match column.fields.last()?.node.as_ref()? {
-            Tree::String(name) => told.push((at, name.sval.clone())),
+            Tree::String(name) => told.push((at, name.sval.clone(), is_as_text)),
             Tree::AStar(_) if returned.len() == 1 => {
                 let names = columns?.iter().map(|column| column.name.clone());
-                return Some(names.enumerate().collect());
+                let names = names.enumerate();
+                return Some(names.map(|(at, name)| (at, name, false)).collect());
             }
             _ => return None,
         }
     }
     Some(told)
-}
-
-/// Expression within its casts.
-fn innermost(mut node: &mut Node) -> Option<&mut Node> {
-    while matches!(node.node, Some(Tree::TypeCast(_))) {
-        let Some(Tree::TypeCast(cast)) = &mut node.node else {
-            return None;
-        };
-        node = cast.arg.as_deref_mut()?;
-    }
-    Some(node)
-}
-
-fn node(node: Tree) -> Node {
-    Node { node: Some(node) }
-}
-
-fn values_of(rows: Vec<Vec<Node>>) -> Node {
-    let list = |items| node(Tree::List(protobuf::List { items }));
-    node(Tree::SelectStmt(Box::new(SelectStmt {
-        values_lists: rows.into_iter().map(list).collect(),
-        limit_option: protobuf::LimitOption::Default.into(),
-        op: protobuf::SetOperation::SetopNone.into(),
-        ..SelectStmt::default()
-    })))
-}
-
-/// The tree of an expression.
-fn expression(text: &str) -> Option<Node> {
-    let parsed =
-        pg_query::parse(&format!("SELECT {text}"), pg_query::ParserOptions::DEFAULT).ok()?;
-    let Tree::SelectStmt(select) = parsed.protobuf.stmts.into_iter().next()?.stmt?.node? else {
-        return None;
-    };
-    match select.target_list.into_iter().next()?.node? {
-        Tree::ResTarget(target) => target.val.map(|value| *value),
-        _ => None,
-    }
 }
 
 /// Types that PostgreSQL has under the same number everywhere.

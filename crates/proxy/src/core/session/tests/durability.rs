@@ -46,7 +46,7 @@ fn in_the_extended_protocol_nothing_more_is_said_of_it() {
         (b'3', b""),
     ];
     desk.answer(&answers, b'I');
-    assert_eq!(desk.heard(), "1 2 n N 08007 ZI");
+    assert_eq!(desk.heard(), "N 1 2 n 08007 ZI");
 }
 
 /// It commits in a transaction that the proxy has put around it.
@@ -77,7 +77,7 @@ fn a_commit_without_an_answer_of_its_own_is_told_at_the_end() {
         (b'N', CANCELLED),
     ];
     desk.answer(&answers, b'I');
-    assert_eq!(desk.heard(), "1 2 n INSERT 0 1 N 08007 ZI");
+    assert_eq!(desk.heard(), "N 1 2 n 08007 ZI");
 }
 
 /// The server says that the transaction has committed: it has, there.

@@ -400,11 +400,11 @@ fn who_may_have_left_something_keeps_the_connection() {
     shared.answer(&["SET"], None, b'I');
     assert_eq!(
         shared.desk.heard(),
-        "SET",
-        "its end is told when it is known what it has"
+        "",
+        "it is told when it is known what the session has"
     );
     shared.answer(&["SELECT 0"], None, b'I');
-    assert_eq!(shared.desk.heard(), "ZI");
+    assert_eq!(shared.desk.heard(), "SET ZI");
     assert!(shared.returned().is_none());
     assert!(shared.desk.session.needs_its_connection());
 

@@ -1,0 +1,168 @@
+//! Manifests: the directories, files and pieces of an image, and where its log begins.
+
+use dax::ids::Generation;
+use pgdata::segment::SegmentSize;
+use pgdata::timeline::TimelineId;
+use serde::{Deserialize, Serialize};
+use volume::lsn::Lsn;
+
+use crate::error::{Error, Result};
+use crate::repository::{ChunkId, Repository};
+
+/// The name of an image in its repository: when it was begun, and which seal it is of.
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+pub struct ImageId(String);
+
+impl std::fmt::Display for ImageId {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str(&self.0)
+    }
+}
+
+impl std::str::FromStr for ImageId {
+    type Err = String;
+
+    fn from_str(name: &str) -> std::result::Result<ImageId, String> {
+        let is_plain = |byte: u8| byte.is_ascii_alphanumeric() || matches!(byte, b'-' | b'.');
+        match !name.is_empty() && name.bytes().all(is_plain) {
+            true => Ok(ImageId(name.to_owned())),
+            false => Err(format!(
+                "{name} is no name of an image: see \"understudy backup list\""
+            )),
+        }
+    }
+}
+
+/// A directory of an image.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Directory {
+    /// Its path in the data directory.
+    pub path: String,
+    /// Permission bits.
+    pub mode: u16,
+}
+
+/// A file of an image.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct File {
+    /// Its path in the data directory.
+    pub path: String,
+    /// Permission bits.
+    pub mode: u16,
+    /// Its length.
+    pub size_bytes: u64,
+    /// Its pieces in order; `None` for zeros.
+    pub chunks: Vec<Option<ChunkId>>,
+}
+
+/// See the module.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Manifest {
+    /// The seal that the image is of.
+    pub generation: Generation,
+    /// When the copy was begun, Unix milliseconds.
+    pub begun_unix_ms: u64,
+    /// The major version of the server.
+    pub server: String,
+    /// Redo starts here.
+    pub redo: Lsn,
+    /// The end of the log that the image can reflect.
+    pub end: Lsn,
+    /// The timeline of that.
+    pub timeline: TimelineId,
+    /// Bytes in a segment of the log.
+    pub segment_bytes: u32,
+    /// `pg_control` as it was sealed.
+    #[serde(with = "hex::serde")]
+    pub control: Vec<u8>,
+    /// Directories, parents first.
+    pub directories: Vec<Directory>,
+    /// Files.
+    pub files: Vec<File>,
+    /// Bytes that the copy wrote to the repository.
+    pub written_bytes: u64,
+}
+
+impl Manifest {
+    /// The name of the image.
+    pub fn id(&self) -> ImageId {
+        let Generation { epoch, number } = self.generation;
+        ImageId(format!(
+            "{}-{}.{number}",
+            stamp(self.begun_unix_ms),
+            epoch.0
+        ))
+    }
+
+    /// Bytes in a segment of the log.
+    pub(crate) fn segment_size(&self) -> Result<SegmentSize> {
+        SegmentSize::new(self.segment_bytes)
+            .ok_or_else(|| Error::damaged(name_of(&self.id()), "segments have no such size"))
+    }
+
+    /// Length of all its files.
+    pub fn size_bytes(&self) -> u64 {
+        self.files.iter().map(|file| file.size_bytes).sum()
+    }
+
+    /// Its pieces, some more than once.
+    pub fn chunks(&self) -> impl Iterator<Item = ChunkId> + '_ {
+        let all = self.files.iter().flat_map(|file| &file.chunks);
+        all.filter_map(|chunk| *chunk)
+    }
+
+    /// Puts the image into the repository, whose pieces are there.
+    pub(crate) async fn put(&self, repository: &Repository) -> Result<()> {
+        let json = serde_json::to_vec(self).expect("a struct of plain values");
+        let name = name_of(&self.id());
+        match repository.put_object(&name, &json).await? {
+            true => Ok(()),
+            false => Err(Error::Refused(format!(
+                "{name} is there already: another copy of this moment was made at the same time"
+            ))),
+        }
+    }
+
+    /// An image of the repository.
+    ///
+    /// # Errors
+    /// [`Error::Missing`], [`Error::Damaged`]
+    pub async fn load(repository: &Repository, image: &ImageId) -> Result<Manifest> {
+        let name = name_of(image);
+        let json = repository.object(&name).await?;
+        serde_json::from_slice(&json).map_err(|error| Error::damaged(name, error))
+    }
+}
+
+/// The images of a repository, oldest first.
+///
+/// # Errors
+/// [`Error::Store`]
+pub async fn images(repository: &Repository) -> Result<Vec<ImageId>> {
+    let names = repository.names("images").await?;
+    let ids = names
+        .iter()
+        .filter_map(|name| name.strip_suffix("/manifest"));
+    Ok(ids.filter_map(|id| id.parse().ok()).collect())
+}
+
+fn name_of(image: &ImageId) -> String {
+    format!("images/{image}/manifest")
+}
+
+/// Digits that sort by time: seconds since 1970, so that no calendar is needed.
+fn stamp(unix_ms: u64) -> String {
+    format!("{:011}.{:03}", unix_ms / 1000, unix_ms % 1000)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn names_of_images_are_plain_and_sort_by_time() {
+        assert!("../x".parse::<ImageId>().is_err() && "".parse::<ImageId>().is_err());
+        assert!(stamp(999_999_999_999) < stamp(1_000_000_000_000));
+        assert!(stamp(1_700_000_000_001).parse::<ImageId>().is_ok());
+    }
+}

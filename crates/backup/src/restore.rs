@@ -1,0 +1,387 @@
+//! A data directory made of an image and the log behind it. PostgreSQL of the image's version starts from it, by itself.
+//!
+//! ```text
+//!   base, global, pg_xact, ...   the image
+//!   global/pg_control            as it was sealed, but: in archive recovery, consistent at the image's end
+//!   postgresql.auto.conf         where the log is, where to stop, and what the server needs at least
+//!   understudy_log/              segments, whole; the last one ends in zeros
+//!   recovery.signal              written last: without it the directory is not complete
+//! ```
+//!
+//! Invariant: a directory that has `recovery.signal` has everything. PostgreSQL itself refuses to end before the target.
+
+use std::fs;
+use std::io::Write;
+use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt};
+use std::path::{Path, PathBuf};
+
+use futures_util::{StreamExt, TryStreamExt, stream};
+use nix::unistd::{Gid, Uid};
+use pgdata::control::{Capacity, ControlFile};
+use pgdata::layout::{CONTROL_FILE, LOG, PostgresLayout};
+use volume::layout::Layout;
+use volume::lsn::Lsn;
+
+use crate::error::{Error, Result};
+use crate::log::LogIndex;
+use crate::manifest::{self, File, ImageId, Manifest};
+use crate::repository::{CHUNK_BYTES, Repository};
+use crate::verify::reach_and_end;
+
+/// Where the log is, in the data directory.
+const LOG_DIRECTORY: &str = "understudy_log";
+/// Pieces that are read at once.
+const READS_AT_ONCE: usize = 8;
+
+/// Where to stop.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Target {
+    /// At the end of the log.
+    Latest,
+    /// At a position.
+    Lsn(Lsn),
+    /// At a time, as PostgreSQL reads it.
+    Time(String),
+}
+
+impl Target {
+    /// The position that a text is, if it is one.
+    pub fn position(text: &str) -> Option<Target> {
+        pgdata::parse_lsn(text).map(Target::Lsn)
+    }
+}
+
+/// An image and a moment, to be restored.
+#[derive(Debug)]
+pub struct Plan {
+    /// The image.
+    pub image: ImageId,
+    manifest: Manifest,
+    index: LogIndex,
+    target: Target,
+    /// The end of the log that is there.
+    pub log_end: Lsn,
+}
+
+/// Chooses the image to restore from: the newest one that ends before the target.
+///
+/// `before` is the target's time in Unix milliseconds, if it is one. A position is compared with images' ends.
+///
+/// # Errors
+/// [`Error::OutOfReach`] if no image does, or its log does not go to the target; what is damaged.
+pub async fn plan(
+    repository: &Repository,
+    target: Target,
+    before_unix_ms: Option<u64>,
+    image: Option<ImageId>,
+) -> Result<Plan> {
+    let candidates = match image {
+        Some(image) => vec![image],
+        None => manifest::images(repository).await?,
+    };
+    for image in candidates.into_iter().rev() {
+        let manifest = Manifest::load(repository, &image).await?;
+        let is_before = match &target {
+            Target::Latest => true,
+            Target::Lsn(lsn) => manifest.end <= *lsn,
+            // Whatever the image has was durable before the copy began.
+            Target::Time(_) => before_unix_ms.is_some_and(|time| manifest.begun_unix_ms <= time),
+        };
+        if !is_before {
+            continue;
+        }
+        let (log_end, last, index) = reach_and_end(repository, &image, &manifest).await?;
+        let missed = match &target {
+            Target::Lsn(lsn) => (log_end < *lsn).then(|| lsn.to_string()),
+            Target::Latest => (log_end < last).then(|| format!("the latest moment, {last}")),
+            // The server does not end its recovery before it.
+            Target::Time(_) => None,
+        };
+        if let Some(wanted) = missed {
+            let (from, to) = (manifest.end, log_end);
+            return Err(Error::OutOfReach { wanted, from, to });
+        }
+        return Ok(Plan {
+            index,
+            image,
+            manifest,
+            target,
+            log_end,
+        });
+    }
+    Err(Error::Refused(match target {
+        Target::Latest => {
+            "the repository has no image: understudy backup create makes one".to_owned()
+        }
+        Target::Lsn(lsn) => format!("no image ends before {lsn}: see understudy backup list"),
+        Target::Time(time) => format!("no image is older than {time}: see understudy backup list"),
+    }))
+}
+
+/// Makes the directory, which must be empty or not there. Its files belong to `owner`, if one is given.
+///
+/// # Errors
+/// The directory has something in it; what is damaged or missing in the repository; those of this machine's disk. What was made
+/// stays, without `recovery.signal`, so nothing starts from it by mistake.
+pub async fn restore(
+    repository: &Repository,
+    plan: &Plan,
+    directory: &Path,
+    owner: Option<(Uid, Gid)>,
+    mut tell: impl FnMut(u64, u64),
+) -> Result<()> {
+    let place = Place {
+        root: directory.to_path_buf(),
+        owner,
+    };
+    place.make_root()?;
+    let manifest = &plan.manifest;
+    let control = ControlFile::parse(&manifest.control)
+        .map_err(|error| Error::damaged(format!("images/{}", plan.image), error))?;
+    for one in &manifest.directories {
+        place.directory(&one.path)?;
+    }
+    place.directory(LOG)?;
+    for path in PostgresLayout::new(control.segment_size).private_directories(false) {
+        place.directory(&path)?;
+    }
+    let size = manifest.size_bytes();
+    let mut done = 0;
+    for file in &manifest.files {
+        restore_file(repository, &place, file).await?;
+        done += file.size_bytes;
+        tell(done, size);
+    }
+    place.directory(LOG_DIRECTORY)?;
+    restore_log(repository, plan, &place).await?;
+    let in_recovery = ControlFile::in_archive_recovery(&manifest.control, manifest.end)
+        .map_err(|error| Error::damaged(format!("images/{}", plan.image), error))?;
+    place.write(CONTROL_FILE, &in_recovery)?;
+    place.append(
+        "postgresql.auto.conf",
+        &settings(
+            &place.root.join(LOG_DIRECTORY),
+            &plan.target,
+            control.capacity,
+        ),
+    )?;
+    place.sync()?;
+    place.write("recovery.signal", b"")?;
+    place.sync()
+}
+
+async fn restore_file(repository: &Repository, place: &Place, file: &File) -> Result<()> {
+    let mut to = place.create(&file.path, file.mode)?;
+    let fetch = |chunk: Option<_>| async move {
+        match chunk {
+            Some(id) => repository.chunk(id).await.map(Some),
+            None => Ok(None),
+        }
+    };
+    let chunks = file.chunks.iter().copied();
+    let mut chunks = stream::iter(chunks).map(fetch).buffered(READS_AT_ONCE);
+    let failed = || Error::system(format!("cannot write {}", file.path));
+    let mut at = 0;
+    while let Some(chunk) = chunks.try_next().await? {
+        let len = (file.size_bytes - at).min(CHUNK_BYTES as u64);
+        match chunk {
+            Some(bytes) if bytes.len() as u64 == len => {
+                to.write_all(&bytes).map_err(failed())?;
+            }
+            Some(_) => return Err(Error::damaged(&file.path, "a piece has another length")),
+            None => {
+                std::io::Seek::seek_relative(&mut to, len as i64).map_err(failed())?;
+            }
+        }
+        at += len;
+    }
+    if at != file.size_bytes {
+        return Err(Error::damaged(&file.path, "pieces are missing"));
+    }
+    to.set_len(at).map_err(failed())
+}
+
+async fn restore_log(repository: &Repository, plan: &Plan, place: &Place) -> Result<()> {
+    let history = repository.history(&plan.index).await?;
+    let size = plan.manifest.segment_size()?;
+    for segment in plan.index.files(&history, plan.manifest.redo, plan.log_end) {
+        let bytes = repository.segment(&plan.index, segment).await?;
+        place.write(
+            &format!("{LOG_DIRECTORY}/{}", segment.file_name(size)),
+            &bytes,
+        )?;
+    }
+    for timeline in plan.index.histories() {
+        let text = repository.history_file(timeline).await?;
+        place.write(
+            &format!("{LOG_DIRECTORY}/{}", timeline.history_file_name()),
+            &text,
+        )?;
+    }
+    Ok(())
+}
+
+/// Settings of the server. It is a server by itself: without what a node of a cluster has.
+fn settings(log: &Path, target: &Target, capacity: Capacity) -> String {
+    let log = log.display().to_string().replace('\'', "''");
+    let mut text = format!(
+        "\n# Of the restore by Understudy.\nrestore_command = 'cp \"{log}/%f\" \"%p\"'\nrecovery_target_timeline = 'latest'\n"
+    );
+    text += &match target {
+        Target::Latest => String::new(),
+        Target::Lsn(lsn) => format!("recovery_target_lsn = '{lsn}'\n"),
+        Target::Time(time) => format!("recovery_target_time = '{}'\n", time.replace('\'', "''")),
+    };
+    text +=
+        "recovery_target_action = 'promote'\narchive_mode = off\nsynchronous_standby_names = ''\n";
+    for (name, least) in [
+        ("max_connections", capacity.max_connections),
+        ("max_worker_processes", capacity.max_worker_processes),
+        ("max_wal_senders", capacity.max_wal_senders),
+        (
+            "max_prepared_transactions",
+            capacity.max_prepared_transactions,
+        ),
+        (
+            "max_locks_per_transaction",
+            capacity.max_locks_per_transaction,
+        ),
+    ] {
+        text += &format!("{name} = {least}\n");
+    }
+    text
+}
+
+/// The directory that is made.
+struct Place {
+    root: PathBuf,
+    owner: Option<(Uid, Gid)>,
+}
+
+impl Place {
+    fn make_root(&self) -> Result<()> {
+        let failed = || Error::system(format!("cannot use {}", self.root.display()));
+        match fs::read_dir(&self.root) {
+            Ok(mut entries) => {
+                if entries.next().is_some() {
+                    return Err(Error::Refused(format!(
+                        "{} is not empty: give an empty directory, or one that is not there yet",
+                        self.root.display()
+                    )));
+                }
+                let mode = std::os::unix::fs::PermissionsExt::from_mode(0o700);
+                fs::set_permissions(&self.root, mode).map_err(failed())?;
+            }
+            Err(error) if error.kind() == std::io::ErrorKind::NotFound => {
+                let made = fs::DirBuilder::new()
+                    .mode(0o700)
+                    .recursive(true)
+                    .create(&self.root);
+                made.map_err(failed())?;
+            }
+            Err(error) => return Err(failed()(error)),
+        }
+        self.give(&self.root)
+    }
+
+    fn give(&self, path: &Path) -> Result<()> {
+        let Some((uid, gid)) = self.owner else {
+            return Ok(());
+        };
+        let given = nix::unistd::chown(path, Some(uid), Some(gid)).map_err(std::io::Error::from);
+        given.map_err(Error::system(format!(
+            "cannot give away {}",
+            path.display()
+        )))
+    }
+
+    /// A path of the image: below the root, whatever the manifest says.
+    fn path(&self, path: &str) -> Result<PathBuf> {
+        let mut parts = path.split('/');
+        match parts.all(|part| !matches!(part, "" | "." | "..")) {
+            true => Ok(self.root.join(path)),
+            false => Err(Error::damaged(path, "it is no path in a data directory")),
+        }
+    }
+
+    fn directory(&self, path: &str) -> Result<()> {
+        let path = self.path(path)?;
+        let made = fs::DirBuilder::new()
+            .mode(0o700)
+            .recursive(true)
+            .create(&path);
+        made.map_err(Error::system(format!("cannot make {}", path.display())))?;
+        self.give(&path)
+    }
+
+    fn create(&self, path: &str, mode: u16) -> Result<fs::File> {
+        let path = self.path(path)?;
+        let file = fs::OpenOptions::new()
+            .write(true)
+            .create_new(true)
+            .mode(u32::from(mode & 0o600))
+            .open(&path)
+            .map_err(Error::system(format!("cannot make {}", path.display())))?;
+        self.give(&path)?;
+        Ok(file)
+    }
+
+    fn write(&self, path: &str, bytes: &[u8]) -> Result<()> {
+        let mut file = self.create(path, 0o600)?;
+        file.write_all(bytes)
+            .map_err(Error::system(format!("cannot write {path}")))
+    }
+
+    fn append(&self, path: &str, text: &str) -> Result<()> {
+        let place = self.path(path)?;
+        let opened = fs::OpenOptions::new()
+            .append(true)
+            .create(true)
+            .mode(0o600)
+            .open(&place);
+        let written = opened.and_then(|mut file| file.write_all(text.as_bytes()));
+        written.map_err(Error::system(format!("cannot write {path}")))?;
+        self.give(&place)
+    }
+
+    /// Everything that was written is on the disk.
+    fn sync(&self) -> Result<()> {
+        let synced = fs::File::open(&self.root)
+            .and_then(|root| nix::unistd::syncfs(&root).map_err(std::io::Error::from));
+        synced.map_err(Error::system("cannot sync the disk"))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn nothing_is_made_outside_of_the_directory() {
+        let place = Place {
+            root: PathBuf::from("/made"),
+            owner: None,
+        };
+        for path in ["../x", "a/../../x", "/etc/passwd", "a//b", "", ".", "a/"] {
+            assert!(place.path(path).is_err(), "{path}");
+        }
+        assert_eq!(place.path("base/1/2").unwrap(), Path::new("/made/base/1/2"));
+    }
+
+    #[test]
+    fn settings_are_quoted_and_cover_what_the_cluster_had() {
+        let capacity = Capacity {
+            max_connections: 77,
+            ..Capacity::default()
+        };
+        let target = Target::Time("it's".to_owned());
+        let text = settings(Path::new("/a'b/log"), &target, capacity);
+        assert!(
+            text.contains("restore_command = 'cp \"/a''b/log/%f\" \"%p\"'\n"),
+            "{text}"
+        );
+        assert!(text.contains("recovery_target_time = 'it''s'\n"), "{text}");
+        assert!(text.contains("max_connections = 77\n"), "{text}");
+        assert!(!settings(Path::new("/l"), &Target::Latest, capacity).contains("target_time = "));
+    }
+}
