@@ -138,8 +138,15 @@ pub struct Definition {
     pub login: String,
     /// The role that has said it.
     pub role: String,
-    /// Settings that its meaning depends on, as a JSON object.
+    /// Settings that its meaning depends on, as a JSON object; empty if there is nothing to be defined elsewhere.
     pub settings: String,
+}
+
+impl Definition {
+    /// True if there is nothing to be defined elsewhere.
+    pub fn is_nothing(&self) -> bool {
+        self.settings.is_empty()
+    }
 }
 
 /// A change.
@@ -200,6 +207,13 @@ impl Rows {
         self.changes
             .iter()
             .any(|change| matches!(change, Change::Define(_)))
+    }
+
+    /// Leaves out what is nothing elsewhere.
+    pub fn drop_nothing(&mut self) {
+        let is_nothing =
+            |change: &Change| matches!(change, Change::Define(said) if said.is_nothing());
+        self.changes.retain(|change| !is_nothing(change));
     }
 
     /// Claims: everything if something is defined, the keys of rows where nothing else is unique, and tables otherwise. Rows that are

@@ -8,14 +8,15 @@
 //! together is executed one by one. Invariants: a transaction commits with its number, which can be there only once, and not before
 //! its answers were compared.
 
+use std::collections::BTreeSet;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use bytes::BytesMut;
 use postgres_protocol::message::frontend;
 
-use super::deputy::{self, Deputy, ROWS};
-use super::member::{Member, answers, digest_of, put_commit, put_number};
+use super::deputy::{self, Deputy, Executes, ROWS};
+use super::member::{Member, answers, digest_of, number_text, put_commit, put_number};
 use super::wire::{Postgres, Reply, Wire, WireError, tag};
 use crate::core::manager::Life;
 use crate::core::record::{Number, Record, Statement};
@@ -70,6 +71,8 @@ pub struct Applier {
     pub(super) is_open: bool,
     /// It writes rows, and nothing but that.
     pub(super) is_writer: bool,
+    /// A deputy's session writes rows with this secret.
+    pub(super) secret: Option<String>,
 }
 
 impl Applier {
@@ -83,6 +86,7 @@ impl Applier {
             definitions: 0,
             is_open: false,
             is_writer: false,
+            secret: None,
         }
     }
 
@@ -183,7 +187,11 @@ impl Applier {
     async fn commit(&mut self, records: &[Record]) -> Result<(), Failed> {
         for record in records {
             for number in record.first().0..=record.number.0 {
-                put_number(&mut self.session.wire, Number(number), record.draft.token)?;
+                let (number, token) = (Number(number), record.draft.token);
+                match self.secret {
+                    Some(_) => self.write(number_text(number, token)).await?,
+                    None => put_number(&mut self.session.wire, number, token)?,
+                }
             }
         }
         put_commit(&mut self.session.wire)?;
@@ -291,6 +299,7 @@ impl Member {
 
     async fn attempt(&self, life: Life, records: &[Record]) -> Result<(), Failed> {
         let deputy = self.deputy_of(life, records.first()).await?;
+        let secret = self.secret_of(life, records, &deputy).await?;
         // A member that lets nobody in has answered nothing.
         let applier = self.applier(life, &deputy).await;
         let mut applier = applier.map_err(|error| match deputy {
@@ -301,6 +310,7 @@ impl Member {
                 target.user
             )),
         })?;
+        applier.secret = secret;
         let executed = match self.execute(&mut applier, records).await {
             Err(failed @ (Failed::Differs(_) | Failed::Wire(WireError::Said(_)))) => {
                 if let Err(error) = applier.give_up().await {
@@ -336,12 +346,23 @@ impl Member {
             .rows()
             .map_err(|error| Failed::Differs(error.to_string()))?;
         if let Some(rows) = rows {
-            let said = rows.changes.iter().find_map(|change| match change {
+            let logins = rows.changes.iter().filter_map(|change| match change {
                 Change::Define(said) => Some(said.login.clone()),
                 _ => None,
             });
-            return match said {
-                Some(login) => self.deputy_of_login(life, login).await,
+            let mut deputy = None;
+            for login in logins.collect::<BTreeSet<String>>() {
+                let of = self
+                    .deputy_of_login(life, login, Executes::Definitions)
+                    .await?;
+                if let Deputy::Own = of {
+                    // Whoever was several roles in one transaction is a superuser.
+                    return Ok(of);
+                }
+                deputy = Some(of);
+            }
+            return match deputy {
+                Some(deputy) => Ok(deputy),
                 None => self.writer(life).await,
             };
         }
@@ -351,30 +372,54 @@ impl Member {
                 false => Err(Failed::Differs("nobody knows who has done this".to_owned())),
             };
         };
-        self.deputy_of_login(life, login).await
+        self.deputy_of_login(life, login, Executes::Statements)
+            .await
+    }
+
+    /// The secret with which a deputy's session writes rows; none if it does not, or needs none.
+    async fn secret_of(
+        &self,
+        life: Life,
+        records: &[Record],
+        deputy: &Deputy,
+    ) -> Result<Option<String>, Failed> {
+        let has_rows = records.iter().any(|record| record.draft.header().is_some());
+        if !has_rows || matches!(deputy.name(), "" | ROWS) {
+            return Ok(None);
+        }
+        match self.writer(life).await? {
+            Deputy::Role(target) => Ok(target.password),
+            Deputy::Own => Ok(None),
+        }
     }
 
     /// The deputy that writes rows.
     async fn writer(&self, life: Life) -> Result<Deputy, Failed> {
         let mut deputies = self.deputies.lock().await;
-        if let Some((deputy, _)) = deputies.of(life, 0, ROWS) {
+        let writer = (ROWS, Executes::Definitions);
+        if let Some((deputy, _)) = deputies.of(life, 0, writer) {
             return Ok(deputy);
         }
         let (deputy, text) = deputy::make_writer(&self.target)?;
         self.ask(&text).await.map_err(std::io::Error::other)?;
-        deputies.learn(0, ROWS, &deputy);
+        deputies.learn(0, writer, &deputy);
         Ok(deputy)
     }
 
-    async fn deputy_of_login(&self, life: Life, login: String) -> Result<Deputy, Failed> {
+    async fn deputy_of_login(
+        &self,
+        life: Life,
+        login: String,
+        executes: Executes,
+    ) -> Result<Deputy, Failed> {
         let definitions = self.definitions.load(Ordering::Acquire);
         let mut deputies = self.deputies.lock().await;
-        let known = deputies.of(life, definitions, &login);
+        let known = deputies.of(life, definitions, (&login, executes));
         if let Some((deputy, false)) = known {
             return Ok(deputy);
         }
         // Nothing that keeps one from being made is a difference.
-        let described = self.ask(&deputy::question(&login)).await;
+        let described = self.ask(&deputy::question(&login, executes)).await;
         let row = described.map_err(std::io::Error::other)?.row();
         let mut row = row.into_iter().flatten();
         let (Some(is_superuser), Some(name)) = (row.next(), row.next()) else {
@@ -384,12 +429,12 @@ impl Member {
             _ if is_superuser == "t" => Deputy::Own,
             Some((deputy, _)) if deputy.name() == name => deputy,
             _ => {
-                let (deputy, text) = deputy::make(&self.target, &login, name)?;
+                let (deputy, text) = deputy::make(&self.target, &login, name, executes)?;
                 self.ask(&text).await.map_err(std::io::Error::other)?;
                 deputy
             }
         };
-        deputies.learn(definitions, &login, &deputy);
+        deputies.learn(definitions, (&login, executes), &deputy);
         Ok(deputy)
     }
 

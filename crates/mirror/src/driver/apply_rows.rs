@@ -9,12 +9,13 @@ use std::sync::Arc;
 use postgres_protocol::escape::{escape_identifier, escape_literal};
 
 use super::apply::{Applier, Failed};
-use super::deputy::ROWS;
+use super::deputy::{self, ROWS};
 use super::member::Member;
 use super::wire::{Wire, tag};
 use crate::core::record::Parameter;
 use crate::core::rows::{Change, Definition, Rows};
-use crate::rows::write::{self, Column, Table};
+use crate::rows::shared::{SHARED, executing};
+use crate::rows::write::{self, Column, Table, Values, Written};
 
 /// Answers are read after so much was sent.
 const SENT_BYTES: usize = 16 << 10;
@@ -65,17 +66,15 @@ impl Member {
                     table
                 }
             };
-            let Some(written) = write::statement(rows, change, &table).map_err(differs)? else {
+            let values = match applier.secret {
+                Some(_) => Values::Literal,
+                None => Values::Bound,
+            };
+            let written = write::statement(rows, change, &table, values).map_err(differs)?;
+            let Some(written) = written else {
                 continue;
             };
-            let parameters = written.parameters.into_iter().map(|value| Parameter {
-                type_oid: 0,
-                is_binary: false,
-                value,
-            });
-            let parameters: Vec<Parameter> = parameters.collect();
-            applier.put(&written.text, &parameters)?;
-            sent.push((change, written.tag));
+            sent.push((change, applier.put_written(written)?));
             if applier.session.wire.output.len() >= SENT_BYTES {
                 compare(applier, &mut sent).await?;
             }
@@ -99,7 +98,7 @@ impl Member {
                 "SELECT pg_catalog.setval(pg_catalog.to_regclass({}), {value})",
                 escape_literal(name)
             );
-            applier.session.query(&text).await?;
+            applier.write(text).await?;
         }
         Ok(())
     }
@@ -124,12 +123,13 @@ async fn as_writer(applier: &mut Applier) -> Result<(), Failed> {
         applier.is_writer = true;
         return Ok(());
     }
-    // A superuser's session may be nobody else: what it writes, it wrote at the primary as well.
-    let role = match applier.deputy.is_empty() {
-        true => "NONE".to_owned(),
-        false => escape_identifier(ROWS),
+    // A superuser's session may be nobody else: what it writes, it wrote at the primary as well. A deputy's fires nothing from its
+    // beginning, and has a function write.
+    let sets = match applier.secret {
+        None => writer("LOCAL"),
+        Some(_) => "SET LOCAL search_path = ''".to_owned(),
     };
-    let text = format!("SET LOCAL ROLE {role}; {}", writer("LOCAL"));
+    let text = format!("SET LOCAL ROLE NONE; {sets}");
     applier.session.query(&text).await?;
     Ok(())
 }
@@ -171,7 +171,11 @@ async fn define(applier: &mut Applier, said: &Definition) -> Result<(), Failed> 
     ));
     let text = format!("SET LOCAL ROLE NONE; SELECT {}", sets.join(", "));
     applier.session.query(&text).await?;
-    applier.session.query(&said.text).await?;
+    let text = match said.tag.as_str() {
+        SHARED => &executing(&said.text),
+        _ => &said.text,
+    };
+    applier.session.query(text).await?;
     // Texts may mean something else.
     applier.session.wire.statements.drop_all();
     as_writer(applier).await
@@ -202,7 +206,7 @@ async fn raise_owned(applier: &mut Applier, rows: &Rows) -> Result<(), Failed> {
                 escape_literal(sequence),
                 escape_identifier(column)
             );
-            applier.session.query(&raised).await?;
+            applier.write(raised).await?;
         }
     }
     Ok(())
@@ -257,6 +261,38 @@ async fn compare(applier: &mut Applier, sent: &mut Sent<'_>) -> Result<(), Faile
 }
 
 impl Applier {
+    /// Puts the statement of a change without sending it: the answer that must come.
+    fn put_written(&mut self, written: Written) -> Result<&'static str, Failed> {
+        let parameter = |value| Parameter {
+            type_oid: 0,
+            is_binary: false,
+            value,
+        };
+        let Some(secret) = self.secret.clone() else {
+            let parameters = written.parameters.into_iter().map(parameter);
+            self.put(&written.text, &parameters.collect::<Vec<_>>())?;
+            return Ok(written.tag);
+        };
+        let values = [secret, written.text].map(|text| parameter(Some(text.into_bytes())));
+        self.put(deputy::WRITE, &values)?;
+        Ok("SELECT 1")
+    }
+
+    /// Executes a statement that concerns one row, as the role that writes rows if a deputy has logged in.
+    pub(super) async fn write(&mut self, text: String) -> Result<(), Failed> {
+        if self.secret.is_none() {
+            self.session.query(&text).await?;
+            return Ok(());
+        }
+        self.end_batch().await?;
+        self.put_written(Written {
+            text,
+            parameters: Vec::new(),
+            tag: "",
+        })?;
+        self.end_batch().await.map(drop)
+    }
+
     /// Puts a statement without sending it.
     pub(super) fn put(&mut self, text: &str, parameters: &[Parameter]) -> Result<(), Failed> {
         let Wire {

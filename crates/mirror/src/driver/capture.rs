@@ -66,6 +66,8 @@ struct Stream<'a> {
     confirmed: Confirmed,
     /// The server has sent everything up to here.
     sent: Lsn,
+    /// Definitions of the transaction whose last piece has not come.
+    turns: rows::Turns,
     /// The log, if commits are logged.
     log: Option<Log>,
 }
@@ -131,6 +133,7 @@ async fn stream(hub: &Hub, epoch: Option<u32>) -> Result<(), WireError> {
         assembly: Assembly::new(system, timeline, usize::MAX),
         confirmed: Confirmed::default(),
         sent: Lsn(0),
+        turns: rows::Turns::new(),
         log,
     };
     let ended = stream.follow(&mut session).await;
@@ -243,7 +246,8 @@ impl Stream<'_> {
     }
 
     /// Compares a commit of a standby's member with what the log says.
-    fn compare(&mut self, captured: Captured) -> Result<(), WireError> {
+    fn compare(&mut self, mut captured: Captured) -> Result<(), WireError> {
+        captured.rows.drop_nothing();
         let end = captured.header.origin.end;
         let is_nothing = captured.rows.changes.is_empty();
         let mut awaits = None;
@@ -303,8 +307,11 @@ impl Stream<'_> {
                 true => sequences.clone(),
                 false => Vec::new(),
             };
-            rows::make_portable(&mut captured.rows);
             let header = captured.header;
+            rows::make_portable(&mut captured.rows, &mut self.turns);
+            if header.is_last {
+                self.turns.clear();
+            }
             let number = self.give(header, &captured.rows, own)?;
             if header.is_last {
                 let awaits = Some(Awaits::Record(number));

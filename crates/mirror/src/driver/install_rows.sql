@@ -51,18 +51,49 @@ CREATE OR REPLACE FUNCTION understudy_mirror.said(stack text) RETURNS text
       RETURN said;
     END $$;
 
--- Writes down what was defined. Anybody may call it, and has only that done as it which the role that has logged in could do itself.
-CREATE OR REPLACE FUNCTION understudy_mirror.note(event text, tag text, who text, path text, said text) RETURNS void
+-- Writes down a definition as it was said.
+CREATE OR REPLACE FUNCTION understudy_mirror.note_as(tag text, who text, path text, said text) RETURNS void
   LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog
   AS $$
     DECLARE
-      own_xid CONSTANT xid := pg_current_xact_id()::xid;
       settings CONSTANT json := json_build_object(
         'search_path', path, 'TimeZone', current_setting('TimeZone'), 'DateStyle', current_setting('DateStyle'),
         'IntervalStyle', current_setting('IntervalStyle'), 'xmloption', current_setting('xmloption'),
         'default_tablespace', current_setting('default_tablespace'),
         'default_table_access_method', current_setting('default_table_access_method'),
         'check_function_bodies', current_setting('check_function_bodies'));
+    BEGIN
+      IF NOT pg_has_role(session_user, who, 'MEMBER') THEN
+        PERFORM understudy_mirror.refuse(
+          format('a definition of the role %I, whose member the role that has logged in is not', who),
+          'Log in as that role, or say it outside of functions with SECURITY DEFINER.');
+      END IF;
+      INSERT INTO understudy_mirror.definitions VALUES (tag, said, session_user, who, settings::text);
+    END $$;
+
+-- Executes a statement for which no event trigger fires, and writes it down.
+CREATE OR REPLACE FUNCTION understudy_mirror.execute(said text) RETURNS void
+  LANGUAGE plpgsql
+  AS $$
+    DECLARE
+      path CONSTANT pg_catalog.text := pg_catalog.current_setting('search_path');
+      who CONSTANT pg_catalog.text := current_user;
+    BEGIN
+      EXECUTE said;
+      PERFORM understudy_mirror.note_as('SHARED', who, path, said);
+    END $$;
+
+-- Writes down that nothing is to be done elsewhere for a statement: others of its text are found by their turn.
+CREATE OR REPLACE FUNCTION understudy_mirror.skip(tag text, said text) RETURNS void
+  LANGUAGE sql SET search_path = pg_catalog
+  AS $$ INSERT INTO understudy_mirror.definitions VALUES (tag, said, session_user, session_user, '') $$;
+
+-- Writes down what was defined. Anybody may call it, and has only that done as it which the role that has logged in could do itself.
+CREATE OR REPLACE FUNCTION understudy_mirror.note(event text, tag text, who text, path text, said text) RETURNS void
+  LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog
+  AS $$
+    DECLARE
+      own_xid CONSTANT xid := pg_current_xact_id()::xid;
       fills CONSTANT boolean := tag IN ('CREATE TABLE AS', 'SELECT INTO');
       what text;
     BEGIN
@@ -76,12 +107,21 @@ CREATE OR REPLACE FUNCTION understudy_mirror.note(event text, tag text, who text
         IF tag NOT LIKE 'DROP %' OR (SELECT bool_and(is_temporary) FROM pg_event_trigger_dropped_objects()) THEN
           RETURN;
         END IF;
+        PERFORM set_config('understudy_mirror.dropped', 'on', true);
       ELSIF event = 'ddl_command_end' THEN
         PERFORM understudy_mirror.identify();
-        IF fills OR tag LIKE 'DROP %' AND tag <> 'DROP OWNED' THEN
+        IF fills THEN
+          RETURN;
+        END IF;
+        IF tag LIKE 'DROP %' AND tag <> 'DROP OWNED' THEN
+          IF coalesce(current_setting('understudy_mirror.dropped', true), '') <> 'on' THEN
+            PERFORM understudy_mirror.skip(tag, said);
+          END IF;
+          PERFORM set_config('understudy_mirror.dropped', '', true);
           RETURN;
         END IF;
         IF (SELECT bool_and(in_extension OR coalesce(schema_name LIKE 'pg\_temp%', false)) FROM pg_event_trigger_ddl_commands()) THEN
+          PERFORM understudy_mirror.skip(tag, said);
           RETURN;
         END IF;
         SELECT c.oid::regclass::text INTO what FROM pg_event_trigger_ddl_commands() d JOIN pg_class c ON c.oid = d.objid
@@ -116,12 +156,7 @@ CREATE OR REPLACE FUNCTION understudy_mirror.note(event text, tag text, who text
             'They would fire twice: leave out ENABLE ALWAYS and ENABLE REPLICA.');
         END IF;
       END IF;
-      IF NOT pg_has_role(session_user, who, 'MEMBER') THEN
-        PERFORM understudy_mirror.refuse(
-          format('a definition of the role %I, whose member the role that has logged in is not', who),
-          'Log in as that role, or say it outside of functions with SECURITY DEFINER.');
-      END IF;
-      INSERT INTO understudy_mirror.definitions VALUES (tag, said, session_user, who, settings::text);
+      PERFORM understudy_mirror.note_as(tag, who, path, said);
     END $$;
 
 -- By the rights of whoever defines something, and with that one's path: nothing here is looked up in it.
@@ -178,3 +213,28 @@ CREATE OR REPLACE FUNCTION understudy_mirror.truncate(tables text, restarts bool
   LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog
   AS $$ BEGIN EXECUTE format('TRUNCATE %s %s', tables, CASE WHEN restarts THEN 'RESTART IDENTITY' ELSE '' END); END $$;
 REVOKE EXECUTE ON FUNCTION understudy_mirror.truncate(text, boolean) FROM PUBLIC;
+
+-- Hash of the secret by which a manager's own sessions write rows.
+CREATE TABLE IF NOT EXISTS understudy_mirror.secret (hash bytea PRIMARY KEY);
+
+-- Executes a statement that concerns one row, as the role that writes rows, which the function is given to. Sessions of deputies call
+-- it: what clients have defined may run there, and knows no secret.
+CREATE OR REPLACE FUNCTION understudy_mirror.write(secret text, said text) RETURNS void
+  LANGUAGE plpgsql SECURITY DEFINER
+  SET search_path = '' SET DateStyle = 'ISO' SET IntervalStyle = 'postgres' SET TimeZone = 'UTC' SET lc_monetary = 'C'
+  SET xmloption = 'content'
+  AS $$
+    DECLARE
+      done pg_catalog.int8;
+    BEGIN
+      IF NOT EXISTS (SELECT FROM understudy_mirror.secret s
+        WHERE s.hash OPERATOR(pg_catalog.=) pg_catalog.sha256(secret::pg_catalog.bytea))
+      THEN
+        RAISE insufficient_privilege USING MESSAGE = 'only the manager writes rows';
+      END IF;
+      EXECUTE said;
+      GET DIAGNOSTICS done = ROW_COUNT;
+      IF done OPERATOR(pg_catalog.<>) 1 THEN
+        RAISE EXCEPTION USING MESSAGE = pg_catalog.format('%s rows in place of one: %s', done, pg_catalog."left"(said, 300));
+      END IF;
+    END $$;

@@ -361,6 +361,18 @@ pub(super) fn put_commit(wire: &mut Wire) -> std::io::Result<()> {
     statements.put(output, "COMMIT", &[], &[])
 }
 
+/// The statement of [`put_number`], as a text.
+pub(super) fn number_text(number: Number, token: Token) -> String {
+    NUMBER
+        .replace("$1", &format!("{number}::bigint"))
+        .replace("$2", &quote_literal(&token.to_string()))
+}
+
+/// The log is durable already: the commit need not wait for the disk.
+const NUMBER: &str = "INSERT INTO understudy_mirror.applied \
+    SELECT CASE WHEN $1 OPERATOR(pg_catalog.>) floor THEN $1 END, $2 FROM understudy_mirror.state \
+    WHERE pg_catalog.set_config('synchronous_commit', 'off', true) IS NOT NULL";
+
 /// Puts a transaction's number into it, without `Sync`. It fails if the member has the transaction: also if that is so long ago that
 /// the number was forgotten.
 pub(super) fn put_number(wire: &mut Wire, number: Number, token: Token) -> std::io::Result<()> {
@@ -375,12 +387,8 @@ pub(super) fn put_number(wire: &mut Wire, number: Number, token: Token) -> std::
         parameter(INT8, number.to_string()),
         parameter(TEXT, token.to_string()),
     ];
-    // The log is durable already: the commit need not wait for the disk.
-    let text = "INSERT INTO understudy_mirror.applied \
-                SELECT CASE WHEN $1 OPERATOR(pg_catalog.>) floor THEN $1 END, $2 FROM understudy_mirror.state \
-                WHERE pg_catalog.set_config('synchronous_commit', 'off', true) IS NOT NULL";
     let out = &mut wire.output;
-    wire.statements.put_open(out, text, &parameters, &[])?;
+    wire.statements.put_open(out, NUMBER, &parameters, &[])?;
     Ok(())
 }
 

@@ -13,6 +13,7 @@ use super::level::Capture;
 use super::member::Member;
 use super::wire::{Postgres, WireError};
 use crate::core::rows::{Change, Definition, Lsn, Rows};
+use crate::rows::shared::SHARED;
 
 /// The name of the slot, of the publication, and of the standby that commits wait for.
 pub const NAME: &str = "understudy_mirror";
@@ -254,15 +255,18 @@ impl Keys {
     }
 }
 
+/// How often texts of a transaction were noted.
+pub type Turns = BTreeMap<String, usize>;
+
 /// Makes what a definition says the same on another server: `CONCURRENTLY` is left out, and rows are not made twice.
-pub fn make_portable(rows: &mut Rows) {
-    let mut told: BTreeMap<String, usize> = BTreeMap::new();
+pub fn make_portable(rows: &mut Rows, turns: &mut Turns) {
     rows.changes.retain_mut(|change| match change {
+        Change::Define(said) if said.tag == SHARED => true,
         Change::Define(said) => {
-            let turn = told.entry(said.text.clone()).or_default();
+            let turn = turns.entry(said.text.clone()).or_default();
             let at = *turn;
             *turn += 1;
-            portable(said, at)
+            !said.is_nothing() && portable(said, at)
         }
         _ => true,
     });

@@ -261,7 +261,8 @@ const OWN_SETTINGS: &str = "SELECT pg_catalog.set_config(s.name, s.value, false)
     ('synchronous_commit', CASE WHEN pg_catalog.current_setting('synchronous_standby_names') ~ 'understudy_mirror' THEN 'local' \
       ELSE pg_catalog.current_setting('synchronous_commit') END)) s (name, value) \
     WHERE pg_catalog.current_setting(s.name, true) IS NOT NULL AND \
-    (s.name <> 'session_replication_role' OR pg_catalog.current_setting(s.name, true) <> s.value)";
+    (s.name <> 'session_replication_role' OR pg_catalog.current_setting(s.name, true) <> s.value \
+      AND session_user !~ '^understudy_as_[0-9]+_rows$')";
 
 /// A session of the manager's own on a member.
 pub struct Postgres {

@@ -5,7 +5,7 @@
 
 use std::collections::BTreeMap;
 
-use postgres_protocol::escape::escape_identifier;
+use postgres_protocol::escape::{escape_identifier, escape_literal};
 
 use crate::core::rows::{Change, Relation, Row, Rows, Value};
 
@@ -39,6 +39,15 @@ pub struct Written {
 #[error("{0}")]
 pub struct Unwritable(String);
 
+/// Form of values in a statement.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Values {
+    /// Parameters.
+    Bound,
+    /// Literals, for a function that executes a text.
+    Literal,
+}
+
 /// The statement of a change of a row; a definition has none.
 ///
 /// # Errors
@@ -47,6 +56,7 @@ pub fn statement(
     rows: &Rows,
     change: &Change,
     table: &Table,
+    values: Values,
 ) -> Result<Option<Written>, Unwritable> {
     let relation = |at: &u32| {
         let relation = rows.relation(*at);
@@ -54,6 +64,7 @@ pub fn statement(
     };
     let mut writer = Writer {
         table,
+        values,
         parameters: Vec::new(),
     };
     let (text, tag) = match change {
@@ -83,12 +94,9 @@ pub fn statement(
                 .iter()
                 .map(|at| relation(at).map(|one| format!("ONLY {}", one.quoted())));
             let names = names.collect::<Result<Vec<_>, _>>()?.join(", ");
-            writer.parameters = vec![
-                Some(names.into_bytes()),
-                Some(restarts.to_string().into_bytes()),
-            ];
+            let names = writer.put(&Value::Text(names.into_bytes()))?;
             (
-                "SELECT understudy_mirror.truncate($1, $2::boolean)".to_owned(),
+                format!("SELECT understudy_mirror.truncate({names}, {restarts})"),
                 "SELECT 1",
             )
         }
@@ -103,17 +111,26 @@ pub fn statement(
 
 struct Writer<'a> {
     table: &'a Table,
+    values: Values,
     parameters: Vec<Option<Vec<u8>>>,
 }
 
 impl Writer<'_> {
-    /// The place of a value among the parameters.
-    fn put(&mut self, value: &Value) -> usize {
-        self.parameters.push(match value {
-            Value::Text(text) => Some(text.clone()),
+    /// A value, or its place among the parameters.
+    fn put(&mut self, value: &Value) -> Result<String, Unwritable> {
+        let value = match value {
+            Value::Text(text) => Some(text),
             Value::Null | Value::Unchanged => None,
-        });
-        self.parameters.len()
+        };
+        if self.values == Values::Bound {
+            self.parameters.push(value.cloned());
+            return Ok(format!("${}", self.parameters.len()));
+        }
+        let Some(value) = value else {
+            return Ok("NULL".to_owned());
+        };
+        let text = std::str::from_utf8(value).map_err(|error| Unwritable(error.to_string()))?;
+        Ok(escape_literal(text))
     }
 
     fn column(&self, relation: &Relation, name: &str) -> Result<&Column, Unwritable> {
@@ -126,7 +143,7 @@ impl Writer<'_> {
         let (mut names, mut values) = (Vec::new(), Vec::new());
         for ((name, _), value) in relation.columns.iter().zip(new) {
             names.push(escape_identifier(name));
-            values.push(format!("${}", self.put(value)));
+            values.push(self.put(value)?);
         }
         let table = relation.quoted();
         Ok(match names.is_empty() {
@@ -152,11 +169,8 @@ impl Writer<'_> {
             if *value == Value::Unchanged || is_always && !is_other {
                 continue;
             }
-            sets.push(format!(
-                "{} = ${}",
-                escape_identifier(name),
-                self.put(value)
-            ));
+            let value = self.put(value)?;
+            sets.push(format!("{} = {value}", escape_identifier(name)));
         }
         if sets.is_empty() {
             // It was written without being changed, and is here as well.
@@ -189,12 +203,12 @@ impl Writer<'_> {
             let (type_name, equals) = (column.type_name.clone(), column.equals.clone());
             if relation.is_full {
                 names.push(format!("x.{}", escape_identifier(name)));
-                values.push(format!("${}::{type_name}", self.put(value)));
+                values.push(format!("{}::{type_name}", self.put(value)?));
             } else if *is_key {
                 let equals = equals.unwrap_or_else(|| "OPERATOR(pg_catalog.=)".to_owned());
-                let place = self.put(value);
+                let place = self.put(value)?;
                 parts.push(format!(
-                    "{} {equals} ${place}::{type_name}",
+                    "{} {equals} {place}::{type_name}",
                     escape_identifier(name)
                 ));
             }
@@ -263,7 +277,7 @@ mod tests {
     }
 
     fn text(change: Change, is_full: bool, is_always: bool) -> (String, usize) {
-        let written = statement(&rows(is_full), &change, &table(is_always));
+        let written = statement(&rows(is_full), &change, &table(is_always), Values::Bound);
         let written = written.expect("it can be written").expect("it is a row's");
         (written.text, written.parameters.len())
     }
@@ -308,7 +322,7 @@ mod tests {
             relations: vec![0, 0],
             restarts: true,
         };
-        let written = statement(&rows(false), &truncate, &Table::new())
+        let written = statement(&rows(false), &truncate, &Table::new(), Values::Bound)
             .expect("it can")
             .expect("it is");
         let names = written.parameters[0].as_deref().unwrap_or_default();
@@ -316,14 +330,24 @@ mod tests {
     }
 
     #[test]
+    fn values_are_literals_where_a_text_is_executed() {
+        let insert = Change::Insert(0, row(["1", "-", "it's a \\"]));
+        let written = statement(&rows(false), &insert, &table(false), Values::Literal);
+        let written = written.expect("it can").expect("it is");
+        assert!(written.parameters.is_empty());
+        let values = written.text.split(" VALUES ").nth(1);
+        assert_eq!(values, Some("('1', NULL,  E'it''s a \\\\')"));
+    }
+
+    #[test]
     fn another_table_is_told() {
         let mut other = table(false);
         other.remove("v");
         let update = Change::Update(0, None, row(["1", "sad", "x"]));
-        assert!(statement(&rows(false), &update, &other).is_err());
+        assert!(statement(&rows(false), &update, &other, Values::Bound).is_err());
         let mut keyless = rows(false);
         keyless.relations[0].columns[0].1 = false;
         let delete = Change::Delete(0, row(["1", "-", "-"]));
-        assert!(statement(&keyless, &delete, &table(false)).is_err());
+        assert!(statement(&keyless, &delete, &table(false), Values::Bound).is_err());
     }
 }

@@ -36,6 +36,7 @@ pub use copied::Times;
 pub use facts::{CATALOG, Facts};
 pub use find::may_be_a_time as plan_may_be_a_time;
 pub use plan::{Plan, Session, Step, plan};
+pub use roles::is_kept_password;
 pub use rows::{Row, Ship};
 pub use session::may_leave_something;
 pub use template::{Template, question, substitute};

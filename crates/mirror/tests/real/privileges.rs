@@ -13,7 +13,8 @@ const CLIMB: &str = r#"
     DECLARE way text;
     BEGIN
       FOREACH way IN ARRAY ARRAY['SELECT 1', 'SELECT set_config(''role'', ''none'', true)', 'RESET ROLE',
-          'RESET SESSION AUTHORIZATION', 'SET LOCAL ROLE postgres', 'SET LOCAL SESSION AUTHORIZATION postgres'] LOOP
+          'RESET SESSION AUTHORIZATION', 'SET LOCAL ROLE postgres', 'SET LOCAL ROLE understudy_as_rows',
+          'SELECT understudy_mirror.write(''?'', ''ALTER ROLE mallory SUPERUSER'')', 'SET LOCAL SESSION AUTHORIZATION postgres'] LOOP
         BEGIN
           EXECUTE way;
           EXECUTE 'COPY (SELECT 1) TO PROGRAM ''cat > climbed''';
@@ -147,6 +148,25 @@ fn what_runs_on_the_standby_runs_as_whoever_logged_in() {
     for (name, text) in WAYS {
         for part in text.split("; ") {
             run(&site, &client, part);
+        }
+        level(&site);
+        nobody_has_climbed(&site, name);
+    }
+    for at in 0..2 {
+        assert_eq!(site.status(at).expect("it answers").difference, None);
+    }
+    site.must_be_equal();
+}
+
+/// The same where rows are logged: each way is one transaction, with its definitions and its rows.
+#[test]
+fn what_rows_set_off_on_the_standby_makes_nobody_a_superuser() {
+    let site = Site::start_with_rows("");
+    let client = mallory(&site);
+    for (name, text) in WAYS {
+        let done = site.runtime.block_on(client.batch_execute(text));
+        if let Err(error) = done {
+            assert_eq!(*name, "another type", "{error:?}");
         }
         level(&site);
         nobody_has_climbed(&site, name);

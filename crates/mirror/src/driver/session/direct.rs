@@ -7,6 +7,8 @@
 //! was not told, the client is told that its transaction may have committed.
 
 use bytes::BytesMut;
+use postgres_protocol::escape::escape_literal;
+use postgres_protocol::message::frontend;
 use protocol::frame::{self, Refusal, error_fields};
 use proxy::core::sql::{Effect, Kind};
 
@@ -14,6 +16,19 @@ use super::super::rows;
 use super::super::wire::{Said, WireError, status};
 use super::bound::read_parse;
 use super::{End, PENDING_BYTES, Result, Session, gone};
+use crate::rows::shared;
+
+/// A text that says a refusal in place of another one: it fails where that would, and the session goes on.
+fn raised(refusal: &Refusal) -> String {
+    let of = |text: &str| escape_literal(text).trim_start().to_owned();
+    let call = format!(
+        "BEGIN RAISE EXCEPTION USING ERRCODE = {}, MESSAGE = {}, HINT = {}; END",
+        of(refusal.code),
+        of(&refusal.message),
+        of(refusal.hint.as_deref().unwrap_or_default())
+    );
+    format!("DO {}", escape_literal(&call))
+}
 
 /// The function of PostgreSQL's that lets a commit wait, and says so if it does not.
 const WAITS: &[u8] = b"SyncRepWaitForLSN";
@@ -72,16 +87,26 @@ impl Session {
             b'X' => return Err(End::Terminated),
             b'Q' => {
                 let text = frame::name(body).map_or("", |(text, _)| text);
-                self.check_text(text)?;
+                let carried = self.carried(text)?;
                 self.direct.sent.push_back(vec![text.to_owned()]);
+                if let Some(carried) = carried {
+                    self.direct.watched.client_says(message[0]);
+                    frontend::query(&carried, &mut self.server.output)?;
+                    return Ok(());
+                }
             }
             b'S' => {
                 let batch = std::mem::take(&mut self.direct.batch);
                 self.direct.sent.push_back(batch);
             }
             b'P' => {
-                if let Some((name, prepared)) = read_parse(body) {
-                    self.check_text(&prepared.text)?;
+                if let Some((name, mut prepared)) = read_parse(body) {
+                    let mut own = BytesMut::new();
+                    if let Some(carried) = self.carried(&prepared.text)? {
+                        frontend::parse(name, &carried, prepared.types.iter().copied(), &mut own)?;
+                        prepared.text = carried;
+                    }
+                    let message = if own.is_empty() { message } else { &own };
                     self.prepared.parse(name, prepared, message);
                     return self.say_prepared(message);
                 }
@@ -118,8 +143,9 @@ impl Session {
         Ok(())
     }
 
-    /// A transaction that somebody else is to end is not in the log before that.
-    fn check_text(&self, text: &str) -> Result<()> {
+    /// A text as the member is to execute it; nothing if that is the text itself. A transaction that somebody else is to end is not in the
+    /// log before that.
+    fn carried(&self, text: &str) -> Result<Option<String>> {
         let known = self.hub.texts.look(text.as_bytes());
         let prepares = |kind: &Kind| matches!(kind, Kind::PrepareTransaction);
         if known.parts.iter().any(|part| prepares(&part.kind)) {
@@ -128,7 +154,7 @@ impl Session {
                 refusal.hint("Commit the transaction itself."),
             )));
         }
-        Ok(())
+        shared::carried(text).or_else(|refusal| Ok(Some(raised(&refusal))))
     }
 
     /// Passes on what the member says.
