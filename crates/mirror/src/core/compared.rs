@@ -64,7 +64,9 @@ impl Rows {
                         .all(|(one, of)| is_table(one, of))
             }
             // The text is another one where it was made to fit.
-            (Change::Define(said), Change::Define(done)) => said.tag == done.tag,
+            (Change::Define(said), Change::Define(done)) => {
+                said.tag == done.tag && said.result == done.result
+            }
             _ => false,
         }
     }
@@ -107,6 +109,7 @@ impl Rows {
                 let names: Vec<String> = relations.iter().map(table).collect();
                 format!("a truncation of {}", names.join(", "))
             }
+            Change::Catalog(_) => "all definitions".to_owned(),
             Change::Define(said) => {
                 let text: String = said.text.chars().take(200).collect();
                 format!("a definition ({}: {text})", said.tag)

@@ -1,10 +1,11 @@
 //! What a replication manager decides: events in, effects out, no clock, socket, thread or chance.
 //!
-//! Owns the order of transactions (`class`, `locks`, `circle`, `schedule`), what the log says of them (`record`, `rows`, `log`), how they
+//! Owns the order of transactions (`class`, `locks`, `circle`, `schedule`), what the log says of them (`record`, `rows`, `catalog`, `log`), how they
 //! come from a member (`pgoutput`, `stream`), what a member has of the log (`ledger`), who may serve (`manager`), and which sessions go on
 //! elsewhere (`gate`, `moving`).
 
 pub mod captured;
+pub mod catalog;
 pub mod circle;
 pub mod class;
 pub mod compared;

@@ -10,6 +10,7 @@ use std::fmt;
 
 use serde::{Deserialize, Serialize};
 
+use super::catalog::Catalog;
 use super::class::{Claims, Class, Mode};
 use super::record::{Draft, Statement, Token};
 
@@ -140,6 +141,8 @@ pub struct Definition {
     pub role: String,
     /// Settings that its meaning depends on, as a JSON object; empty if there is nothing to be defined elsewhere.
     pub settings: String,
+    /// What came of it, as far as it must be the same on both members.
+    pub result: String,
 }
 
 impl Definition {
@@ -167,6 +170,8 @@ pub enum Change {
     },
     /// Something was defined.
     Define(Definition),
+    /// What is defined after all that the log has before.
+    Catalog(Catalog),
 }
 
 impl Change {
@@ -178,6 +183,7 @@ impl Change {
             Change::Update(_, old, new) => old.as_ref().map_or(0, of) + of(new),
             Change::Truncate { relations, .. } => relations.len() * 4,
             Change::Define(said) => said.text.len() + said.settings.len(),
+            Change::Catalog(all) => all.names.len() * 64,
         }
     }
 }
@@ -209,18 +215,34 @@ impl Rows {
             .any(|change| matches!(change, Change::Define(_)))
     }
 
-    /// Leaves out what is nothing elsewhere.
+    /// True if sequences are elsewhere once these are executed.
+    pub fn resets_sequences(&self) -> bool {
+        let resets = |change: &Change| matches!(change, Change::Truncate { restarts: true, .. });
+        self.defines() || self.changes.iter().any(resets)
+    }
+
+    /// The definitions that the log says are there.
+    pub fn catalog(&self) -> Option<&Catalog> {
+        self.changes.iter().find_map(|change| match change {
+            Change::Catalog(all) => Some(all),
+            _ => None,
+        })
+    }
+
+    /// Leaves out what changes nothing elsewhere.
     pub fn drop_nothing(&mut self) {
-        let is_nothing =
-            |change: &Change| matches!(change, Change::Define(said) if said.is_nothing());
-        self.changes.retain(|change| !is_nothing(change));
+        self.changes.retain(|change| match change {
+            Change::Define(said) => !said.is_nothing(),
+            Change::Catalog(_) => false,
+            _ => true,
+        });
     }
 
     /// Claims: everything if something is defined, the keys of rows where nothing else is unique, and tables otherwise. Rows that are
     /// only added to a table do not conflict with each other.
     pub fn claims(&self, sequences: &[(String, i64)]) -> Claims {
         let mut claims = Claims::default();
-        if self.defines() {
+        if self.defines() || self.catalog().is_some() {
             claims.add(Class::Database, Mode::Exclusive);
             return claims;
         }
@@ -263,7 +285,7 @@ impl Rows {
                 let names = relations.iter().map(|at| table(*at));
                 names.for_each(|name| claims.add(Class::Table(name), Mode::Exclusive));
             }
-            Change::Define(_) => {}
+            Change::Define(_) | Change::Catalog(_) => {}
         }
     }
 
@@ -283,7 +305,7 @@ impl Rows {
                     relations: relations.iter().map(|at| at + before).collect(),
                     restarts,
                 },
-                Change::Define(said) => Change::Define(said),
+                same @ (Change::Define(_) | Change::Catalog(_)) => same,
             }));
     }
 
@@ -436,6 +458,7 @@ mod tests {
             login: String::new(),
             role: String::new(),
             settings: String::new(),
+            result: String::new(),
         };
         let token = Token { epoch: 1, count: 1 };
         let draft = rows(vec![Change::Define(said)]).draft(&Header::default(), token, Vec::new());

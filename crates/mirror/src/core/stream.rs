@@ -245,6 +245,7 @@ fn definition(row: &Row) -> Option<Definition> {
         login: next()?,
         role: next()?,
         settings: next()?,
+        result: next()?,
     })
 }
 
@@ -373,7 +374,7 @@ mod tests {
                 Message::Insert(2, row(&["12", "1-1"])),
                 Message::Insert(
                     3,
-                    row(&["CREATE TABLE", "CREATE TABLE u ()", "app", "app", "{}"]),
+                    row(&["CREATE TABLE", "CREATE TABLE u ()", "app", "app", "{}", ""]),
                 ),
                 Message::Update(4, None, row(&["t"])),
                 Message::Truncate {

@@ -346,6 +346,9 @@ impl Member {
             .rows()
             .map_err(|error| Failed::Differs(error.to_string()))?;
         if let Some(rows) = rows {
+            if rows.catalog().is_some() {
+                return Ok(Deputy::Own);
+            }
             let logins = rows.changes.iter().filter_map(|change| match change {
                 Change::Define(said) => Some(said.login.clone()),
                 _ => None,

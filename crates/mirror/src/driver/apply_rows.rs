@@ -9,6 +9,7 @@ use std::sync::Arc;
 use postgres_protocol::escape::{escape_identifier, escape_literal};
 
 use super::apply::{Applier, Failed};
+use super::definitions;
 use super::deputy::{self, ROWS};
 use super::member::Member;
 use super::wire::{Wire, tag};
@@ -32,7 +33,7 @@ impl Member {
     pub(super) async fn write_rows(
         &self,
         applier: &mut Applier,
-        definitions: u64,
+        version: u64,
         rows: &Rows,
     ) -> Result<(), Failed> {
         let defines = rows.defines();
@@ -47,11 +48,19 @@ impl Member {
                 own.clear();
                 continue;
             }
+            if let Change::Catalog(all) = change {
+                compare(applier, &mut sent).await?;
+                let here = definitions::read(&mut applier.session, &self.managers).await?;
+                if let Some(why) = all.difference(&here) {
+                    return Err(differs(why));
+                }
+                continue;
+            }
             let name = name_of(rows, change);
             let known = match (&name, defines) {
                 (None, _) => Some(empty.clone()),
                 (Some(name), true) => own.get(name).cloned(),
-                (Some(name), false) => self.tables.get(definitions, name),
+                (Some(name), false) => self.tables.get(version, name),
             };
             let table = match (known, name) {
                 (Some(table), _) => table,
@@ -61,7 +70,7 @@ impl Member {
                     let table = Arc::new(describe(applier, &name).await?);
                     match defines {
                         true => drop(own.insert(name, table.clone())),
-                        false => self.tables.learn(definitions, &name, &table),
+                        false => self.tables.learn(version, &name, &table),
                     }
                     table
                 }

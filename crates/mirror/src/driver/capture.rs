@@ -18,15 +18,16 @@ use postgres_protocol::message::frontend;
 use protocol::frame;
 use tokio::sync::mpsc;
 
+use super::definitions::Definitions;
 use super::hub::{Event, Hub};
 use super::rows;
 use super::sequences::Sequences;
 use super::wire::{Postgres, Said, WireError};
 use crate::core::locks::Tx;
-use crate::core::manager::{Life, Manager};
+use crate::core::manager::{Life, Manager, Role};
 use crate::core::pgoutput::{self, Streamed};
 use crate::core::record::{Number, Token};
-use crate::core::rows::{Header, Lsn, Rows};
+use crate::core::rows::{Change, Header, Lsn, Rows};
 use crate::core::stream::{Assembly, Awaits, Captured, Confirmed};
 
 /// A longer transaction is logged in pieces of this length.
@@ -89,6 +90,8 @@ struct Log {
     logged: Lsn,
     /// Commits up to here were made before the epoch.
     past: Lsn,
+    /// What is defined, for the standby to compare.
+    definitions: Definitions,
     /// Records that are not durable.
     writing: usize,
     /// Transactions that are about to be logged.
@@ -119,6 +122,7 @@ async fn stream(hub: &Hub, epoch: Option<u32>) -> Result<(), WireError> {
                 asks_again: false,
                 last: Header::default(),
                 past,
+                definitions: Definitions::new(&hub.member),
                 writing: 0,
                 batch: Vec::new(),
             })
@@ -146,6 +150,8 @@ async fn stream(hub: &Hub, epoch: Option<u32>) -> Result<(), WireError> {
 impl Stream<'_> {
     async fn follow(&mut self, session: &mut Postgres) -> Result<(), WireError> {
         let mut told = Lsn(0);
+        // Whatever else comes, and however often.
+        let mut tick = tokio::time::interval(TELL_EVERY);
         loop {
             let mut is_asked = false;
             while let Some(message) = session.wire.take()? {
@@ -153,6 +159,7 @@ impl Stream<'_> {
             }
             let sent = self.sent;
             self.write().await?;
+            self.log_definitions(sent)?;
             self.confirmed.reach(sent);
             self.prove()?;
             let position = self.confirmed.position();
@@ -168,15 +175,30 @@ impl Stream<'_> {
                 .as_ref()
                 .is_none_or(|log| log.writing < MOST_WRITING);
             let log = self.log.as_mut();
+            let next = async {
+                match log {
+                    Some(log) => tokio::select! {
+                        event = log.events.recv() => Some(event),
+                        () = log.definitions.ready() => None,
+                    },
+                    None => std::future::pending().await,
+                }
+            };
             tokio::select! {
                 read = session.wire.read(), if may_read => read?,
-                event = next_event(log) => self.hear(event)?,
+                event = next => if let Some(event) = event {
+                    self.hear(event)?
+                },
                 () = self.hub.capture.learns() => {}
-                () = tokio::time::sleep(TELL_EVERY) => {
+                _ = tick.tick() => {
                     if self.hub.look(Manager::life) != self.life {
                         return Ok(());
                     }
                     told = Lsn(0);
+                    if let Some(log) = &mut self.log {
+                        // Values of sequences may have been taken, and nothing else done.
+                        log.asks_again = true;
+                    }
                     self.ask_again().await?;
                 }
             }
@@ -282,6 +304,7 @@ impl Stream<'_> {
                 _ => return,
             }
         }
+        wanted.drop_nothing();
         match wanted.difference(&captured.rows) {
             None => self.hub.counters.count_compared(records.len()),
             Some(why) => self.hub.differs(self.life, last, why),
@@ -296,14 +319,22 @@ impl Stream<'_> {
         let mut batch = std::mem::take(&mut log.batch);
         for captured in &mut batch {
             log.keys.note(&mut log.asks, &mut captured.rows).await?;
+            if captured.rows.defines() {
+                log.definitions.defined(captured.header.origin.xid);
+            }
+        }
+        let resets = batch
+            .iter()
+            .any(|captured| captured.rows.resets_sequences());
+        if resets {
+            log.sequences.forget();
         }
         let sequences = log.sequences.advanced(&mut log.asks).await?;
         log.asks_again = true;
-        let defines = batch.iter().any(|captured| captured.rows.defines());
         let last = batch.len() - 1;
         for (at, mut captured) in batch.into_iter().enumerate() {
-            // What is made in this batch is there only at its end.
-            let own = match at == 0 || at == last && defines {
+            // What is made or begins again in this batch is there only at its end.
+            let own = match at == 0 || at == last && resets {
                 true => sequences.clone(),
                 false => Vec::new(),
             };
@@ -321,6 +352,34 @@ impl Stream<'_> {
         Ok(())
     }
 
+    /// Logs what is defined, where all that has defined it was logged, and nothing else.
+    fn log_definitions(&mut self, sent: Lsn) -> Result<(), WireError> {
+        let Some(log) = self.log.as_mut() else {
+            return Ok(());
+        };
+        let is_level = *self.hub.capture.level.borrow() == Some(log.epoch);
+        if !is_level || self.hub.role() != Role::Primary {
+            // The member may lack what the log has.
+            log.definitions.postpone();
+            return Ok(());
+        }
+        if self.assembly.is_within() {
+            return Ok(());
+        }
+        let Some(catalog) = log.definitions.take(sent) else {
+            return Ok(());
+        };
+        let header = Header {
+            is_last: true,
+            ..log.last
+        };
+        let rows = Rows {
+            changes: vec![Change::Catalog(catalog)],
+            ..Rows::default()
+        };
+        self.give(header, &rows, Vec::new()).map(drop)
+    }
+
     /// Asks sequences that were made, or locked, when they were asked last.
     async fn ask_again(&mut self) -> Result<(), WireError> {
         let Some(log) = self
@@ -333,7 +392,10 @@ impl Stream<'_> {
         log.asks_again = false;
         let sequences = log.sequences.advanced(&mut log.asks).await?;
         if !sequences.is_empty() {
-            let header = log.last;
+            let header = Header {
+                is_last: true,
+                ..log.last
+            };
             self.give(header, &Rows::default(), sequences)?;
         }
         Ok(())
@@ -423,13 +485,6 @@ impl Stream<'_> {
             _ => {}
         }
         Ok(())
-    }
-}
-
-async fn next_event(log: Option<&mut Log>) -> Option<Event> {
-    match log {
-        Some(log) => log.events.recv().await,
-        None => std::future::pending().await,
     }
 }
 

@@ -329,6 +329,18 @@ impl Config {
         Target::parse("other_member", &self.other_member, &self.member_tls)
     }
 
+    /// The roles that managers log in as at both members.
+    ///
+    /// # Errors
+    /// If a connection string makes no sense.
+    pub fn managers(&self) -> Result<Vec<String>, ConfigError> {
+        let mut names = vec![self.target()?.user];
+        if self.ships_rows() {
+            names.push(self.other_target()?.user);
+        }
+        Ok(names)
+    }
+
     /// True if transactions are logged as rows.
     pub fn ships_rows(&self) -> bool {
         self.ship == Ship::Rows && !self.single

@@ -9,7 +9,8 @@ ALTER TABLE understudy_mirror.state
 REVOKE INSERT ON understudy_mirror.applied FROM PUBLIC;
 CREATE TABLE IF NOT EXISTS understudy_mirror.definitions
   (tag text NOT NULL, said text NOT NULL, login text NOT NULL, role text NOT NULL, settings text NOT NULL);
-ALTER TABLE understudy_mirror.definitions REPLICA IDENTITY FULL;
+-- What came of it, as far as it must be the same on both members.
+ALTER TABLE understudy_mirror.definitions ADD COLUMN IF NOT EXISTS result text NOT NULL DEFAULT '', REPLICA IDENTITY FULL;
 
 -- Whole rows say which row is meant where no key does at once. A generated column of a key would arrive as null.
 CREATE OR REPLACE FUNCTION understudy_mirror.identify() RETURNS void
@@ -32,7 +33,7 @@ CREATE OR REPLACE FUNCTION understudy_mirror.refuse(what text, hint text) RETURN
   LANGUAGE plpgsql SET search_path = pg_catalog
   AS $$ BEGIN RAISE EXCEPTION USING ERRCODE = '0A000', MESSAGE = 'the mirror does not carry ' || what, HINT = hint; END $$;
 
--- The text that has defined something: that of the client, or of the innermost function.
+-- The text that has defined something: that of the client, or of the innermost function; null if that has said it in another way.
 CREATE OR REPLACE FUNCTION understudy_mirror.said(stack text) RETURNS text
   LANGUAGE plpgsql SET search_path = pg_catalog
   AS $$
@@ -43,32 +44,71 @@ CREATE OR REPLACE FUNCTION understudy_mirror.said(stack text) RETURNS text
       IF outer_stack IS NULL THEN
         RETURN current_query();
       END IF;
-      said := substring(outer_stack FROM '^SQL statement "(.*?)"\n(?:PL/|SQL )');
-      IF said IS NULL THEN
-        PERFORM understudy_mirror.refuse('a definition that a function says in another way than PL/pgSQL',
-          'Say it by itself, or in PL/pgSQL.');
-      END IF;
-      RETURN said;
+      RETURN substring(outer_stack FROM '^SQL statement "(.*?)"\n(?:PL/|SQL )');
     END $$;
 
+-- Sum of a table's rows that does not depend on their order.
+CREATE OR REPLACE FUNCTION understudy_mirror.sum(relation oid) RETURNS text
+  LANGUAGE plpgsql
+  SET search_path = pg_catalog SET DateStyle = 'ISO' SET IntervalStyle = 'postgres' SET TimeZone = 'UTC' SET extra_float_digits = 1
+  SET bytea_output = 'hex' SET lc_monetary = 'C'
+  AS $$
+    DECLARE
+      summed text;
+    BEGIN
+      IF NOT (SELECT relispopulated FROM pg_class WHERE oid = relation) THEN
+        RETURN 'empty';
+      END IF;
+      EXECUTE format('SELECT concat_ws('' '', count(*), sum(hashtextextended(format(''%%s'', t.*), 0)::numeric)) FROM ONLY %s t',
+        relation::regclass) INTO summed;
+      RETURN summed;
+    END $$;
+REVOKE EXECUTE ON FUNCTION understudy_mirror.sum(oid) FROM PUBLIC;
+
+-- True if a view calls anything that is not immutable, also in the views that it reads, or reads what a member may have otherwise.
+CREATE OR REPLACE FUNCTION understudy_mirror.is_volatile(view oid) RETURNS boolean
+  LANGUAGE sql STABLE SET search_path = pg_catalog
+  AS $$
+    WITH RECURSIVE reads (oid) AS (
+      SELECT view
+      UNION
+      SELECT d.refobjid FROM reads JOIN pg_rewrite r ON r.ev_class = reads.oid
+        JOIN pg_depend d ON d.classid = 'pg_rewrite'::regclass AND d.objid = r.oid AND d.refclassid = 'pg_class'::regclass),
+    trees (tree) AS (SELECT r.ev_action::text FROM reads JOIN pg_rewrite r ON r.ev_class = reads.oid WHERE r.rulename = '_RETURN')
+    SELECT EXISTS (SELECT FROM reads JOIN pg_class c ON c.oid = reads.oid WHERE c.relkind = 'f')
+      OR EXISTS (SELECT FROM trees WHERE tree ~ '\{(SQLVALUEFUNCTION|TABLESAMPLECLAUSE|NEXTVALUEEXPR|CURRENTOFEXPR)')
+      OR EXISTS (SELECT FROM trees CROSS JOIN LATERAL
+          regexp_matches(tree, ':(?:funcid|opfuncid|aggfnoid|winfnoid) (\d+)', 'g') f JOIN pg_proc p ON p.oid = f[1]::oid
+          WHERE p.provolatile <> 'i')
+  $$;
+REVOKE EXECUTE ON FUNCTION understudy_mirror.is_volatile(oid) FROM PUBLIC;
+
 -- Writes down a definition as it was said.
-CREATE OR REPLACE FUNCTION understudy_mirror.note_as(tag text, who text, path text, said text) RETURNS void
+CREATE OR REPLACE FUNCTION understudy_mirror.note_as(tag text, who text, path text, said text, result text) RETURNS void
   LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog
   AS $$
     DECLARE
       settings CONSTANT json := json_build_object(
         'search_path', path, 'TimeZone', current_setting('TimeZone'), 'DateStyle', current_setting('DateStyle'),
         'IntervalStyle', current_setting('IntervalStyle'), 'xmloption', current_setting('xmloption'),
+        'extra_float_digits', current_setting('extra_float_digits'), 'bytea_output', current_setting('bytea_output'),
+        'lc_monetary', current_setting('lc_monetary'), 'array_nulls', current_setting('array_nulls'),
+        'standard_conforming_strings', current_setting('standard_conforming_strings'),
+        'default_text_search_config', current_setting('default_text_search_config'),
         'default_tablespace', current_setting('default_tablespace'),
         'default_table_access_method', current_setting('default_table_access_method'),
         'check_function_bodies', current_setting('check_function_bodies'));
     BEGIN
+      IF said IS NULL THEN
+        PERFORM understudy_mirror.refuse('a definition that a function says in another way than PL/pgSQL',
+          'Say it by itself, or in PL/pgSQL.');
+      END IF;
       IF NOT pg_has_role(session_user, who, 'MEMBER') THEN
         PERFORM understudy_mirror.refuse(
           format('a definition of the role %I, whose member the role that has logged in is not', who),
           'Log in as that role, or say it outside of functions with SECURITY DEFINER.');
       END IF;
-      INSERT INTO understudy_mirror.definitions VALUES (tag, said, session_user, who, settings::text);
+      INSERT INTO understudy_mirror.definitions VALUES (tag, said, session_user, who, settings::text, result);
     END $$;
 
 -- Executes a statement for which no event trigger fires, and writes it down.
@@ -80,13 +120,13 @@ CREATE OR REPLACE FUNCTION understudy_mirror.execute(said text) RETURNS void
       who CONSTANT pg_catalog.text := current_user;
     BEGIN
       EXECUTE said;
-      PERFORM understudy_mirror.note_as('SHARED', who, path, said);
+      PERFORM understudy_mirror.note_as('SHARED', who, path, said, '');
     END $$;
 
 -- Writes down that nothing is to be done elsewhere for a statement: others of its text are found by their turn.
 CREATE OR REPLACE FUNCTION understudy_mirror.skip(tag text, said text) RETURNS void
   LANGUAGE sql SET search_path = pg_catalog
-  AS $$ INSERT INTO understudy_mirror.definitions VALUES (tag, said, session_user, session_user, '') $$;
+  AS $$ INSERT INTO understudy_mirror.definitions SELECT tag, said, session_user, session_user, '', '' WHERE said IS NOT NULL $$;
 
 -- Writes down what was defined. Anybody may call it, and has only that done as it which the role that has logged in could do itself.
 CREATE OR REPLACE FUNCTION understudy_mirror.note(event text, tag text, who text, path text, said text) RETURNS void
@@ -96,23 +136,29 @@ CREATE OR REPLACE FUNCTION understudy_mirror.note(event text, tag text, who text
       own_xid CONSTANT xid := pg_current_xact_id()::xid;
       fills CONSTANT boolean := tag IN ('CREATE TABLE AS', 'SELECT INTO');
       what text;
+      result text;
     BEGIN
       IF current_setting('understudy_mirror.own', true) = 'on' AND (SELECT rolsuper FROM pg_roles WHERE rolname = session_user) THEN
         RETURN;
       END IF;
-      IF event = 'ddl_command_start' AND NOT fills OR tag = 'REINDEX' THEN
+      IF event = 'ddl_command_start' AND (NOT fills OR said IS NULL) OR tag = 'REINDEX' THEN
         RETURN;
       END IF;
       IF event = 'sql_drop' THEN
-        IF tag NOT LIKE 'DROP %' OR (SELECT bool_and(is_temporary) FROM pg_event_trigger_dropped_objects()) THEN
+        IF tag NOT LIKE 'DROP %' OR tag = 'DROP OWNED' OR (SELECT bool_and(is_temporary) FROM pg_event_trigger_dropped_objects()) THEN
           RETURN;
         END IF;
         PERFORM set_config('understudy_mirror.dropped', 'on', true);
+        SELECT string_agg(object_type || ' ' || object_identity, ', ' ORDER BY object_type, object_identity) INTO result
+          FROM pg_event_trigger_dropped_objects()
+          WHERE NOT is_temporary AND object_identity !~ 'pg_toast|RI_ConstraintTrigger';
+        result := md5(result);
       ELSIF event = 'ddl_command_end' THEN
-        PERFORM understudy_mirror.identify();
-        IF fills THEN
+        IF said IS NULL AND NOT EXISTS (SELECT FROM pg_event_trigger_ddl_commands()) THEN
+          -- PostgreSQL's own, as REFRESH ... CONCURRENTLY makes.
           RETURN;
         END IF;
+        PERFORM understudy_mirror.identify();
         IF tag LIKE 'DROP %' AND tag <> 'DROP OWNED' THEN
           IF coalesce(current_setting('understudy_mirror.dropped', true), '') <> 'on' THEN
             PERFORM understudy_mirror.skip(tag, said);
@@ -121,7 +167,9 @@ CREATE OR REPLACE FUNCTION understudy_mirror.note(event text, tag text, who text
           RETURN;
         END IF;
         IF (SELECT bool_and(in_extension OR coalesce(schema_name LIKE 'pg\_temp%', false)) FROM pg_event_trigger_ddl_commands()) THEN
-          PERFORM understudy_mirror.skip(tag, said);
+          IF NOT fills THEN
+            PERFORM understudy_mirror.skip(tag, said);
+          END IF;
           RETURN;
         END IF;
         SELECT c.oid::regclass::text INTO what FROM pg_event_trigger_ddl_commands() d JOIN pg_class c ON c.oid = d.objid
@@ -130,9 +178,9 @@ CREATE OR REPLACE FUNCTION understudy_mirror.note(event text, tag text, who text
           PERFORM understudy_mirror.refuse('unlogged tables, as ' || what, 'Make it a table of the usual kind.');
         END IF;
         SELECT a.attname INTO what FROM pg_event_trigger_ddl_commands() d JOIN pg_attribute a ON a.attrelid = d.objid
-          JOIN pg_attrdef f ON f.adrelid = a.attrelid AND f.adnum = a.attnum
+          JOIN pg_type t ON t.oid = a.atttypid LEFT JOIN pg_attrdef f ON f.adrelid = a.attrelid AND f.adnum = a.attnum
           WHERE d.classid = 'pg_class'::regclass AND a.atthasmissing AND age(a.xmin) <= age(own_xid)
-            AND pg_get_expr(f.adbin, f.adrelid) ~ '[(]|CURRENT_|LOCALTIME|SESSION_USER|USER' LIMIT 1;
+            AND coalesce(pg_get_expr(f.adbin, f.adrelid), t.typdefault) ~ '[(]|CURRENT_|LOCALTIME|SESSION_USER|USER' LIMIT 1;
         IF what IS NOT NULL THEN
           PERFORM understudy_mirror.refuse('a new column whose default is evaluated, as ' || what,
             'Add the column without the default, set the default then, and update the rows.');
@@ -145,18 +193,41 @@ CREATE OR REPLACE FUNCTION understudy_mirror.note(event text, tag text, who text
         END IF;
         SELECT p.partrelid::regclass::text INTO what FROM pg_partitioned_table p
           JOIN pg_attribute a ON a.attrelid = p.partrelid AND a.attnum = ANY (p.partattrs) JOIN pg_type t ON t.oid = a.atttypid
-          WHERE p.partstrat = 'h' AND t.typtype = 'e' AND age(p.xmin) <= age(own_xid) LIMIT 1;
+          WHERE p.partstrat = 'h' AND age(p.xmin) <= age(own_xid)
+            AND EXISTS (SELECT FROM pg_type e WHERE e.oid IN (t.oid, t.typelem, t.typbasetype) AND e.typtype = 'e') LIMIT 1;
         IF what IS NOT NULL THEN
           PERFORM understudy_mirror.refuse('partitions by the hash of an enum, as ' || what,
             'Use LIST, or the hash of a column of another type: the numbers of an enum''s labels differ between servers.');
+        END IF;
+        IF tag = 'ALTER TABLE' AND said ~* '\madd\M.*\mdefault\M' AND said ~* '\mset\s+default\M' THEN
+          PERFORM understudy_mirror.refuse('a new column whose default is changed by the same statement',
+            'Set the default by another statement.');
+        END IF;
+        SELECT d.object_identity INTO what FROM pg_event_trigger_ddl_commands() d JOIN pg_class c ON c.oid = d.objid
+          WHERE d.classid = 'pg_class'::regclass AND c.relkind = 'm' AND c.relispopulated AND understudy_mirror.is_volatile(c.oid) LIMIT 1;
+        IF what IS NOT NULL AND tag IN ('CREATE MATERIALIZED VIEW', 'REFRESH MATERIALIZED VIEW') THEN
+          PERFORM understudy_mirror.refuse('a materialized view of what is evaluated, as ' || what,
+            'Use a table, or leave functions out that are not immutable.');
         END IF;
         SELECT t.tgname INTO what FROM pg_trigger t WHERE t.tgenabled IN ('A', 'R') AND age(t.xmin) <= age(own_xid) LIMIT 1;
         IF what IS NOT NULL THEN
           PERFORM understudy_mirror.refuse('triggers that fire when rows are replicated, as ' || what,
             'They would fire twice: leave out ENABLE ALWAYS and ENABLE REPLICA.');
         END IF;
+        IF fills AND said IS NOT NULL THEN
+          RETURN;
+        END IF;
+        SELECT string_agg(object_type || ' ' || object_identity || CASE
+            WHEN c.relkind = 'm' THEN understudy_mirror.sum(c.oid)
+            WHEN c.oid::text = ANY (string_to_array(current_setting('understudy_mirror.rewritten', true), ' '))
+              THEN understudy_mirror.sum(c.oid)
+            ELSE '' END, ', ' ORDER BY object_type, object_identity) INTO result
+          FROM pg_event_trigger_ddl_commands() d LEFT JOIN pg_class c ON d.classid = 'pg_class'::regclass AND c.oid = d.objid
+          WHERE NOT d.in_extension AND coalesce(d.schema_name, '') !~ '^pg_t' ;
+        result := md5(result);
+        PERFORM set_config('understudy_mirror.rewritten', '', true);
       END IF;
-      PERFORM understudy_mirror.note_as(tag, who, path, said);
+      PERFORM understudy_mirror.note_as(tag, who, path, said, coalesce(result, ''));
     END $$;
 
 -- By the rights of whoever defines something, and with that one's path: nothing here is looked up in it.
@@ -180,12 +251,16 @@ CREATE OR REPLACE FUNCTION understudy_mirror.rewritten() RETURNS event_trigger
         RETURN;
       END IF;
       IF pg_event_trigger_table_rewrite_reason() & 3 <> 0
-        OR pg_event_trigger_table_rewrite_reason() & 4 <> 0 AND current_query() ~* '\musing\M'
+        OR pg_event_trigger_table_rewrite_reason() & 4 <> 0 AND (current_query() ~* '\musing\M' OR EXISTS (
+          SELECT FROM pg_cast c JOIN pg_attribute a ON a.atttypid = c.casttarget
+          WHERE c.oid >= 16384 AND a.attrelid = pg_event_trigger_table_rewrite_oid() AND NOT a.attisdropped))
       THEN
         PERFORM understudy_mirror.refuse(
           'a change of ' || pg_event_trigger_table_rewrite_oid()::regclass || ' that evaluates something for each row',
           'Add a column without it, update the rows, and set defaults and constraints then.');
       END IF;
+      PERFORM set_config('understudy_mirror.rewritten', concat_ws(' ', current_setting('understudy_mirror.rewritten', true),
+        pg_event_trigger_table_rewrite_oid()), true);
     END $$;
 
 DROP EVENT TRIGGER IF EXISTS understudy_mirror_start;
@@ -238,3 +313,12 @@ CREATE OR REPLACE FUNCTION understudy_mirror.write(secret text, said text) RETUR
         RAISE EXCEPTION USING MESSAGE = pg_catalog.format('%s rows in place of one: %s', done, pg_catalog."left"(said, 300));
       END IF;
     END $$;
+
+-- The text of privileges, which is the same on both members.
+CREATE OR REPLACE FUNCTION understudy_mirror.acl(items aclitem[]) RETURNS text
+  LANGUAGE sql STABLE SET search_path = pg_catalog
+  AS $$
+    SELECT string_agg(concat_ws(' ', CASE grantee WHEN 0 THEN 'PUBLIC' ELSE pg_get_userbyid(grantee) END, privilege_type, is_grantable,
+      pg_get_userbyid(grantor)), ', ' ORDER BY pg_get_userbyid(grantee), privilege_type, is_grantable, pg_get_userbyid(grantor))
+    FROM aclexplode(items) WHERE pg_get_userbyid(grantee) !~ '^understudy_as_'
+  $$;

@@ -50,6 +50,8 @@ pub struct Member {
     pub(super) deputies: tokio::sync::Mutex<Deputies>,
     /// Tables that rows are written to.
     pub(super) tables: Tables,
+    /// The roles that managers log in as at both members.
+    pub(super) managers: Vec<String>,
 }
 
 /// How far sequences were set in one life of the server: one that crashed may have lost that.
@@ -186,7 +188,7 @@ pub fn put_bind(
 }
 
 impl Member {
-    pub fn new(target: Target, appliers: usize) -> Member {
+    pub fn new(target: Target, appliers: usize, managers: Vec<String>) -> Member {
         Member {
             target,
             life: Mutex::default(),
@@ -198,6 +200,7 @@ impl Member {
             raised: tokio::sync::Mutex::default(),
             deputies: tokio::sync::Mutex::default(),
             tables: Tables::default(),
+            managers,
         }
     }
 

@@ -8,6 +8,7 @@ mod capture;
 mod command;
 pub mod config;
 mod counters;
+mod definitions;
 mod deputy;
 mod hub;
 mod jobs;
@@ -141,7 +142,11 @@ pub async fn run(
         Some(address) => Some(bind(address).await?),
         None => None,
     };
-    let member = Arc::new(Member::new(config.target()?, config.appliers));
+    let member = Arc::new(Member::new(
+        config.target()?,
+        config.appliers,
+        config.managers()?,
+    ));
     let zones = Arc::new(Zones::new(opener, name.clone()));
     let protection = Protection {
         peers: tls,

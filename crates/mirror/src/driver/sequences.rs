@@ -28,6 +28,11 @@ const QUESTION: &str = "SET lock_timeout = '50ms'; WITH free AS MATERIALIZED ( \
 pub struct Sequences(BTreeMap<String, (i64, i64)>);
 
 impl Sequences {
+    /// Standbys may have sequences elsewhere than was logged: they are logged again.
+    pub fn forget(&mut self) {
+        self.0.clear();
+    }
+
     /// Sequences that are elsewhere than what was logged of them, and what is to be logged: ahead, as PostgreSQL itself does.
     pub async fn advanced(
         &mut self,

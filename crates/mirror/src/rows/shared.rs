@@ -15,7 +15,7 @@ use protocol::frame::Refusal;
 /// Words without which a text has nothing that is shared, refused, or undone within it.
 const WORDS: &[&str] = &[
     "role", "user", "group", "grant", "revoke", "database", "event", "owned", "comment", "label",
-    "lock", "vacuum", "cluster", "rollback",
+    "lock", "vacuum", "cluster", "rollback", "lo_", "lowrite",
 ];
 
 /// True if PostgreSQL fires event triggers for it.
@@ -119,6 +119,10 @@ fn refused(node: &Tree) -> Option<Refusal> {
         Tree::RenameStmt(one) if one.rename_type == ObjectType::ObjectDatabase as i32 => {
             says("another name of a database", BY_HAND)
         }
+        Tree::AlterEventTrigStmt(one) if matches!(one.tgenabled.as_str(), "A" | "R") => says(
+            "event triggers that fire when rows are replicated",
+            "They would fire twice: leave out ALWAYS and REPLICA.",
+        ),
         Tree::LockStmt(lock) if lock.relations.iter().any(is_catalog) => says(
             "a lock of a system catalog, which whoever decodes commits would wait for",
             "Lock a table of your own, or use pg_advisory_xact_lock.",
@@ -172,11 +176,17 @@ pub fn carried(text: &str) -> Result<Option<String>, Box<Refusal>> {
     let Ok(parsed) = pg_query::parse(text, pg_query::ParserOptions::DEFAULT) else {
         return Ok(None);
     };
-    let statements = parsed.protobuf.stmts;
+    let statements = &parsed.protobuf.stmts;
     let nodes = || {
         let nodes = statements.iter().filter_map(|raw| raw.stmt.as_ref());
         nodes.filter_map(|node| node.node.as_ref())
     };
+    let called = parsed.call_functions();
+    if called.iter().any(|name| writes_large_objects(name)) {
+        let text = "the mirror does not carry large objects";
+        let refusal = Refusal::error("0A000", text).hint("Use a column of the type bytea.");
+        return Err(Box::new(refusal));
+    }
     if let Some(refusal) = nodes().find_map(refused) {
         return Err(Box::new(refusal));
     }
@@ -190,7 +200,7 @@ pub fn carried(text: &str) -> Result<Option<String>, Box<Refusal>> {
         return Ok(None);
     }
     let mut all = Vec::new();
-    for raw in &statements {
+    for raw in statements {
         let start = usize::try_from(raw.stmt_location).unwrap_or(0);
         let length = usize::try_from(raw.stmt_len).unwrap_or(0);
         let rest = text.get(start..).unwrap_or_default();
@@ -205,6 +215,23 @@ pub fn carried(text: &str) -> Result<Option<String>, Box<Refusal>> {
         });
     }
     Ok(Some(all.join(";")))
+}
+
+/// True if a function of this name makes or changes large objects, whose contents nobody decodes.
+fn writes_large_objects(name: &str) -> bool {
+    let name = name.strip_prefix("pg_catalog.").unwrap_or(name);
+    matches!(
+        name,
+        "lo_create"
+            | "lo_creat"
+            | "lo_import"
+            | "lo_from_bytea"
+            | "lo_put"
+            | "lo_truncate"
+            | "lo_truncate64"
+            | "lowrite"
+            | "lo_unlink"
+    )
 }
 
 /// True if it undoes a part of a transaction.
@@ -319,6 +346,9 @@ mod tests {
             "CLUSTER",
             "CLUSTER pg_class USING pg_class_oid_index",
             "ALTER DATABASE a RENAME TO b",
+            "SELECT lo_create(0)",
+            "SELECT pg_catalog.lo_put(1, 0, 'x') FROM t",
+            "ALTER EVENT TRIGGER e ENABLE ALWAYS",
             "SAVEPOINT s; CREATE TABLE a (); ROLLBACK TO s; CREATE TABLE b ()",
         ] {
             let refusal = carried(text).expect_err(text);

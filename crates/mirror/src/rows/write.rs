@@ -100,7 +100,7 @@ pub fn statement(
                 "SELECT 1",
             )
         }
-        Change::Define(_) => return Ok(None),
+        Change::Define(_) | Change::Catalog(_) => return Ok(None),
     };
     Ok(Some(Written {
         text,

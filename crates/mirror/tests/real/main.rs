@@ -4,6 +4,7 @@ mod commits;
 mod copies;
 mod corpus;
 mod decisions;
+mod defined;
 mod differences;
 mod failures;
 mod logs;

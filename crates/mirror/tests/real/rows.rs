@@ -6,7 +6,7 @@ use crate::server::psql;
 use crate::site::{Site, connect, run, value};
 
 /// Outcome of a case.
-enum Wants {
+pub enum Wants {
     /// It is done, and the members are equal.
     Equal,
     /// It is refused, with this in the message.
@@ -15,7 +15,7 @@ enum Wants {
 use Wants::{Equal, Refused};
 
 /// What it is, the texts, and what is to come of them.
-type Case = (&'static str, &'static [&'static str], Wants);
+pub type Case = (&'static str, &'static [&'static str], Wants);
 
 /// The kinds of transactions that made members differ when statements were executed twice, and what applications do all day. Each is a
 /// few texts, one after the other, each of which is what a client sends at once.
@@ -342,7 +342,7 @@ fn execute(site: &Site, client: &Client, texts: &[&str]) -> Result<(), String> {
 }
 
 /// Goes through cases: each does what it is to do, and leaves the members equal.
-fn go_through(site: &Site, client: &Client, cases: &[&Case]) {
+pub fn go_through(site: &Site, client: &Client, cases: &[&Case]) {
     let mut wrong = Vec::new();
     for (what, texts, wants) in cases {
         let done = execute(site, client, texts);
