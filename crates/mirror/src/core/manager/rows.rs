@@ -26,8 +26,7 @@ impl Manager {
         self.captured.may_follow(system)
     }
 
-    /// True if it has been sent everything that was in the log before the primary that it follows wrote, so that it knows of each
-    /// commit of its member whether the log has it.
+    /// True if it knows of each commit of its member whether the log has it, or can get it.
     pub fn has_tail(&self) -> bool {
         self.standby.has_tail()
     }

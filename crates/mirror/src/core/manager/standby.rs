@@ -72,13 +72,16 @@ impl Standby {
         self.received.next()
     }
 
-    /// True if it has been sent everything that was in the log before the primary that it follows wrote.
+    /// True if no commit of its own member can be logged behind what it has been sent: that is all that was in the log before the primary
+    /// that it follows wrote, or has something that the member lacks, so that it was never primary after that. More might never be sent:
+    /// a primary sends only so much ahead of what is executed.
     pub fn has_tail(&self) -> bool {
         let has_read_all = self
             .taking
             .as_ref()
             .is_some_and(|taking| taking.end.is_some());
-        has_read_all || self.epoch.is_some() && self.received >= self.tail
+        let is_beyond = self.received >= self.tail || !self.held.is_empty();
+        has_read_all || self.epoch.is_some() && is_beyond
     }
 }
 

@@ -42,12 +42,17 @@ fn applies(out: Vec<Effect>) -> Vec<u64> {
 
 /// A follower whose member has the commits of server 5 up to 100.
 fn follower() -> Manager {
+    follower_of(0)
+}
+
+/// The same, of a primary that has so many transactions.
+fn follower_of(last: u64) -> Manager {
     let mut manager = Manager::new(Rules::default(), 0);
     manager.member_up(Ledger::default(), Number(0), false, Some(LOG));
     manager.member_has([(5, Lsn(100))]);
     let alive = Message::Alive {
         epoch: 1,
-        last: Number(0),
+        last: Number(last),
         log: LOG,
     };
     manager.at(100).peer(alive, &mut Vec::new());
@@ -106,4 +111,16 @@ fn nothing_is_executed_before_it_is_known_that_the_log_has_what_the_member_has()
     assert!(executed(&mut surplus, vec![rows(1, 6, 10, (0, true))]).is_empty());
     surplus.has_surplus(&mut Vec::new());
     assert_eq!(surplus.role(), Role::Recovering(Why::Behind));
+}
+
+/// A primary sends only so much ahead of what is executed: who waited for the end of the log before executing anything waited for ever.
+#[test]
+fn a_member_that_is_far_behind_is_settled_by_what_it_lacks() {
+    let mut manager = follower_of(100_000);
+    assert!(!manager.has_tail());
+    // Its own commits say nothing of what comes behind them.
+    assert!(executed(&mut manager, vec![rows(1, 5, 90, (0, true))]).is_empty());
+    assert!(!manager.has_tail());
+    assert!(executed(&mut manager, vec![rows(2, 6, 10, (0, true))]).is_empty());
+    assert!(manager.has_tail());
 }
