@@ -51,6 +51,15 @@ impl Hub {
         self.act(|manager, out| manager.has_surplus(out));
     }
 
+    /// The member's slot has lost commits: nobody can say any more what it has committed. It serves nobody, and is replaced.
+    pub fn has_no_slot(&self) {
+        const WHY: &str = "the member has no replication slot any more: its commits since then are not known, and it is replaced";
+        tracing::error!(WHY);
+        *self.hindrance.lock() = Some(WHY.to_owned());
+        self.replaces.store(true, Ordering::Release);
+        self.act(|manager, out| manager.has_surplus(out));
+    }
+
     /// Remembers in the member that it differs.
     pub(super) async fn mark(&self) {
         let marked = async {

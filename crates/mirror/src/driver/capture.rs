@@ -27,7 +27,7 @@ use crate::core::locks::Tx;
 use crate::core::manager::{Life, Manager, Role};
 use crate::core::pgoutput::{self, Streamed};
 use crate::core::record::{Number, Token};
-use crate::core::rows::{Change, Header, Lsn, Rows};
+use crate::core::rows::{Change, Header, Lsn, Origin, Rows};
 use crate::core::stream::{Assembly, Awaits, Captured, Confirmed};
 
 /// A longer transaction is logged in pieces of this length.
@@ -52,6 +52,9 @@ pub async fn watch(hub: Arc<Hub>) {
             };
             if let Err(error) = ended {
                 tracing::warn!(%error, ?epoch, "the stream of the member's commits has ended; beginning again");
+                if rows::has_lost_slot(&hub.member).await {
+                    hub.has_no_slot();
+                }
             }
         }
         tokio::time::sleep(BEGIN_AGAIN).await;
@@ -120,7 +123,16 @@ async fn stream(hub: &Hub, epoch: Option<u32>) -> Result<(), WireError> {
                 keys: rows::Keys::default(),
                 logged,
                 asks_again: false,
-                last: Header::default(),
+                last: Header {
+                    origin: Origin {
+                        system,
+                        timeline,
+                        end: logged,
+                        ..Origin::default()
+                    },
+                    piece: 0,
+                    is_last: true,
+                },
                 past,
                 definitions: Definitions::new(&hub.member),
                 writing: 0,
@@ -366,12 +378,17 @@ impl Stream<'_> {
         if self.assembly.is_within() {
             return Ok(());
         }
-        let Some(catalog) = log.definitions.take(sent) else {
+        let Some((catalog, end)) = log.definitions.take(sent) else {
             return Ok(());
         };
         let header = Header {
+            origin: Origin {
+                system: self.system,
+                end: end.max(log.last.origin.end),
+                ..log.last.origin
+            },
+            piece: 0,
             is_last: true,
-            ..log.last
         };
         let rows = Rows {
             changes: vec![Change::Catalog(catalog)],
@@ -392,10 +409,7 @@ impl Stream<'_> {
         log.asks_again = false;
         let sequences = log.sequences.advanced(&mut log.asks).await?;
         if !sequences.is_empty() {
-            let header = Header {
-                is_last: true,
-                ..log.last
-            };
+            let header = log.last;
             self.give(header, &Rows::default(), sequences)?;
         }
         Ok(())

@@ -160,8 +160,9 @@ impl Definitions {
         }
     }
 
-    /// Definitions that are those of this place of the log: the stream has been given to it up to `sent`.
-    pub fn take(&mut self, sent: Lsn) -> Option<Catalog> {
+    /// Definitions that are those of this place of the log, to which the stream has been given up to `sent`: the log has all commits up to
+    /// the position that comes with them.
+    pub fn take(&mut self, sent: Lsn) -> Option<(Catalog, Lsn)> {
         let read = self.read.take_if(|read| read.end <= sent)?;
         let all_seen = self.defined.iter().all(|xid| read.snapshot.sees(*xid));
         if !all_seen {
@@ -170,7 +171,7 @@ impl Definitions {
         }
         self.defined.clear();
         self.due = Instant::now() + EVERY;
-        Some(read.catalog)
+        Some((read.catalog, read.end))
     }
 }
 

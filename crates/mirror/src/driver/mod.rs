@@ -28,6 +28,7 @@ mod statements;
 mod tables;
 mod transfer;
 mod verify;
+mod waits;
 mod wire;
 mod zones;
 
@@ -160,6 +161,7 @@ pub async fn run(
     tokio::spawn(transfer::watch(hub.clone()));
     if hub.config.ships_rows() {
         tokio::spawn(capture::watch(hub.clone()));
+        tokio::spawn(waits::watch(hub.clone()));
     }
     tokio::spawn(peer::listen(hub.clone(), peers));
     if let Some(checks) = checks {
@@ -293,9 +295,7 @@ async fn attend(hub: &Hub, is_up: &mut bool) -> Result<(), WireError> {
         prepared = rows::prepare(&mut session).await?;
         if prepared.is_none() {
             hub.act(|manager, _| manager.member_empty(false));
-            let why = "the member has no replication slot any more: its commits since then are not known, and it is replaced";
-            *hub.hindrance.lock() = Some(why.to_owned());
-            hub.replaces.store(true, Ordering::Release);
+            hub.has_no_slot();
             return Ok(());
         }
     }

@@ -294,6 +294,16 @@ fn portable(said: &mut Definition, turn: usize) -> bool {
     true
 }
 
+/// True if the member's slot has lost WAL that was not decoded (`max_slot_wal_keep_size`), or is not there any more.
+pub async fn has_lost_slot(member: &Member) -> bool {
+    let asked = format!(
+        "SELECT pg_catalog.count(*) FROM pg_catalog.pg_replication_slots \
+         WHERE slot_name = '{NAME}' AND database = pg_catalog.current_database() AND wal_status <> 'lost'"
+    );
+    let asked = member.ask(&asked).await;
+    asked.is_ok_and(|reply| reply.value().as_deref() == Some("0"))
+}
+
 /// Says up to where the log has the member's commits, and that everything before is on the disk.
 pub fn note_logged(up_to: Lsn) -> String {
     format!(

@@ -7,6 +7,7 @@ mod decisions;
 mod defined;
 mod differences;
 mod failures;
+mod hangs;
 mod logs;
 mod members;
 mod moving;
