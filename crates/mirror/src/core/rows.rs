@@ -141,7 +141,7 @@ pub struct Definition {
     pub role: String,
     /// Settings that its meaning depends on, as a JSON object; empty if there is nothing to be defined elsewhere.
     pub settings: String,
-    /// What came of it, as far as it must be the same on both members.
+    /// Outcome, as far as it must be the same on both members.
     pub result: String,
 }
 
@@ -170,7 +170,7 @@ pub enum Change {
     },
     /// Something was defined.
     Define(Definition),
-    /// What is defined after all that the log has before.
+    /// All definitions, as they are after everything that the log has before.
     Catalog(Catalog),
 }
 

@@ -62,12 +62,12 @@ pub async fn watch(hub: Arc<Hub>) {
 }
 
 /// One stream.
-struct Stream<'a> {
-    hub: &'a Hub,
-    life: Life,
-    system: u64,
+pub(super) struct Stream<'a> {
+    pub(super) hub: &'a Hub,
+    pub(super) life: Life,
+    pub(super) system: u64,
     assembly: Assembly,
-    confirmed: Confirmed,
+    pub(super) confirmed: Confirmed,
     /// The server has sent everything up to here.
     sent: Lsn,
     /// Definitions of the transaction whose last piece has not come.
@@ -93,7 +93,7 @@ struct Log {
     logged: Lsn,
     /// Commits up to here were made before the epoch.
     past: Lsn,
-    /// What is defined, for the standby to compare.
+    /// Definitions of the member, for the standby to compare.
     definitions: Definitions,
     /// Records that are not durable.
     writing: usize,
@@ -277,50 +277,6 @@ impl Stream<'_> {
         }
         log.batch.push(captured);
         Ok(())
-    }
-
-    /// Compares a commit of a standby's member with what the log says.
-    fn compare(&mut self, mut captured: Captured) -> Result<(), WireError> {
-        captured.rows.drop_nothing();
-        let end = captured.header.origin.end;
-        let is_nothing = captured.rows.changes.is_empty();
-        let mut awaits = None;
-        if !captured.applied.is_empty() {
-            self.compare_with_log(&captured);
-        } else if !is_nothing && end > self.hub.look(|manager| manager.logged_of(self.system)) {
-            let began = *self.hub.capture.began.lock();
-            if began.is_none_or(|began| end <= began) {
-                awaits = Some(Awaits::Proof);
-            } else if let Some(why) = Rows::default().difference(&captured.rows) {
-                self.hub.differs(
-                    self.life,
-                    Number(0),
-                    format!("somebody else has written to the member: {why}"),
-                );
-            }
-        }
-        self.confirmed.push(end, awaits);
-        Ok(())
-    }
-
-    fn compare_with_log(&self, captured: &Captured) {
-        let records = self.hub.capture.take(&captured.applied);
-        let Some(last) = records.last().map(|record| record.number) else {
-            // It was executed before this process began, or by statements.
-            return;
-        };
-        let mut wanted = Rows::default();
-        for record in &records {
-            match record.draft.rows() {
-                Ok(Some(rows)) => wanted.append(rows),
-                _ => return,
-            }
-        }
-        wanted.drop_nothing();
-        match wanted.difference(&captured.rows) {
-            None => self.hub.counters.count_compared(records.len()),
-            Some(why) => self.hub.differs(self.life, last, why),
-        }
     }
 
     /// Gives what has come to the log.

@@ -19,7 +19,7 @@ pub struct ConfigError {
     reason: String,
 }
 
-/// What is logged of a transaction.
+/// Content of a logged transaction.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Ship {
@@ -50,7 +50,7 @@ pub struct Config {
     /// Connection string of the other member, for state transfers and comparisons. Required, unless `single` is set.
     #[serde(default)]
     pub other_member: String,
-    /// What is logged of a transaction: its statements, or the rows that it has changed. The same on both managers.
+    /// Content of a logged transaction: its statements, or the rows that it has changed. The same on both managers.
     #[serde(default)]
     pub ship: Ship,
     /// Condition for the acknowledgement of a commit.

@@ -14,6 +14,7 @@ mod hub;
 mod jobs;
 mod level;
 mod member;
+mod net;
 mod page;
 pub mod peer;
 mod raise;

@@ -1,6 +1,6 @@
 //! Definitions of all kinds with `ship = "rows"`: the members are equal afterwards, or it was refused; whatever nobody is told of is found.
 
-use crate::rows::{Case, Wants::*, go_through};
+use crate::cases::{Case, Wants::*, go_through};
 use crate::server::psql;
 use crate::site::{Site, run};
 

@@ -1,5 +1,6 @@
 //! Managers with two real servers of stock PostgreSQL.
 
+mod cases;
 mod commits;
 mod copies;
 mod corpus;

@@ -1,21 +1,8 @@
 //! Transactions that are logged as the rows that they have changed: whatever a client does is the same on both members, or refused.
 
-use tokio_postgres::Client;
-
+use crate::cases::{Case, Wants::*, go_through};
 use crate::server::psql;
 use crate::site::{Site, connect, run, value};
-
-/// Outcome of a case.
-pub enum Wants {
-    /// It is done, and the members are equal.
-    Equal,
-    /// It is refused, with this in the message.
-    Refused(&'static str),
-}
-use Wants::{Equal, Refused};
-
-/// What it is, the texts, and what is to come of them.
-pub type Case = (&'static str, &'static [&'static str], Wants);
 
 /// The kinds of transactions that made members differ when statements were executed twice, and what applications do all day. Each is a
 /// few texts, one after the other, each of which is what a client sends at once.
@@ -329,40 +316,6 @@ const CASES: &[Case] = &[
     ),
 ];
 
-/// Executes texts until one fails: what that says.
-fn execute(site: &Site, client: &Client, texts: &[&str]) -> Result<(), String> {
-    for text in texts {
-        let done = site.runtime.block_on(client.batch_execute(text));
-        done.map_err(|error| match error.as_db_error() {
-            Some(said) => format!("{text}: {}: {}", said.code().code(), said.message()),
-            None => format!("{text}: {error}"),
-        })?;
-    }
-    Ok(())
-}
-
-/// Goes through cases: each does what it is to do, and leaves the members equal.
-pub fn go_through(site: &Site, client: &Client, cases: &[&Case]) {
-    let mut wrong = Vec::new();
-    for (what, texts, wants) in cases {
-        let done = execute(site, client, texts);
-        match (wants, done) {
-            (Equal, Ok(())) => {}
-            (Refused(why), Err(said)) if said.contains("0A000") && said.contains(why) => {}
-            (_, done) => wrong.push(format!("{what}: {done:?}")),
-        }
-        let status = site.status(1 - site.who_serves()).expect("it runs");
-        if status.difference.is_some() {
-            panic!("{what}: {status:?}; before: {wrong:?}");
-        }
-        let verdict = site.verify();
-        if !verdict.equal {
-            wrong.push(format!("{what}: {verdict:?}"));
-        }
-    }
-    assert!(wrong.is_empty(), "{}", wrong.join("\n"));
-}
-
 #[test]
 fn every_kind_of_transaction_is_equal_on_both_members_or_refused() {
     let site = Site::start_with_rows("");
@@ -429,7 +382,7 @@ fn a_write_to_the_standby_is_told_with_its_rows() {
     assert_eq!(site.kept(standby).len(), 1);
 }
 
-/// What is longer than anything is logged at once, in pieces; and a value that fills one alone.
+/// A transaction that is longer than anything is logged at once, in pieces; and a value that fills one alone.
 #[test]
 fn a_long_transaction_has_no_limit() {
     let site = Site::start_with_rows("transaction_bytes = 1000");
