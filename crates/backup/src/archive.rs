@@ -71,7 +71,7 @@ impl Archiver {
                     let log = source.read_log(&segment, u64::from(from)..to).await?;
                     let index = &mut self.index;
                     self.repository
-                        .put_log(index, segment.name, from, &log)
+                        .put_log(index, segment.name, from, log)
                         .await?;
                     if from > 0 && to == size.bytes() {
                         self.repository.merge(index, segment.name).await?;
@@ -93,7 +93,7 @@ impl Archiver {
             if !is_there && let Some(text) = source.history_file(entry.timeline).await? {
                 let index = &mut self.index;
                 self.repository
-                    .put_history(index, entry.timeline, &text)
+                    .put_history(index, entry.timeline, text)
                     .await?;
             }
         }

@@ -8,6 +8,7 @@ use dax::ids::FileId;
 use futures_util::future::try_join_all;
 use futures_util::{StreamExt, TryStreamExt, stream};
 use pgdata::layout::CONTROL_FILE;
+use tokio::sync::Mutex;
 use volume::layout::{FileClass, Layout};
 use volume::namespace::{Namespace, ROOT};
 use volume::view::FileKind;
@@ -15,6 +16,7 @@ use volume::view::FileKind;
 use crate::archive::Archiver;
 use crate::error::{Error, Result};
 use crate::manifest::{self, Directory, File, Manifest};
+use crate::repository::work::Work;
 use crate::repository::{CHUNK_BYTES, ChunkId, Repository};
 use crate::source::Source;
 
@@ -36,6 +38,35 @@ pub struct Progress {
     pub written_bytes: u64,
 }
 
+/// Reads of an image, no more of them in a second than there may be.
+pub struct Pace {
+    bytes_per_second: Option<u64>,
+    /// When the next one may begin.
+    next: Mutex<Instant>,
+}
+
+impl Pace {
+    /// So much in a second; `None` for as much as goes.
+    pub fn new(bytes_per_second: Option<u64>) -> Pace {
+        Pace {
+            bytes_per_second,
+            next: Mutex::new(Instant::now()),
+        }
+    }
+
+    /// Waits until so much may be read.
+    async fn wait(&self, bytes: u64) {
+        let Some(rate) = self.bytes_per_second.filter(|rate| *rate > 0) else {
+            return;
+        };
+        let mut next = self.next.lock().await;
+        let begin = (*next).max(Instant::now());
+        *next = begin + Duration::from_secs_f64(bytes as f64 / rate as f64);
+        drop(next);
+        tokio::time::sleep_until(begin.into()).await;
+    }
+}
+
 /// A file to copy.
 struct Found {
     id: FileId,
@@ -45,7 +76,8 @@ struct Found {
     size: u64,
 }
 
-/// Copies the image that `source` stands on, and meanwhile the log. `tell` hears how far it is.
+/// Copies the image that `source` stands on, and meanwhile the log. `tell` hears how far it is. Waits while an expiry removes
+/// pieces.
 ///
 /// # Errors
 /// The claim was given up; those of the zones and of the repository. Nothing of it counts then: pieces that were written are
@@ -54,10 +86,42 @@ pub async fn create(
     source: &mut Source,
     archiver: &mut Archiver,
     repository: &Repository,
+    pace: &Pace,
+    tell: impl FnMut(Progress),
+) -> Result<Manifest> {
+    let work = Work::copy(repository).await?;
+    let copied = copy_all(source, archiver, repository, pace, tell).await;
+    let done = match &copied {
+        Ok(manifest) => complete(&work, repository, manifest).await,
+        Err(_) => Ok(()),
+    };
+    work.end().await?;
+    done.and(copied)
+}
+
+/// Puts the image into the repository: its pieces are there, because nobody took the copy for gone.
+async fn complete(work: &Work, repository: &Repository, manifest: &Manifest) -> Result<()> {
+    manifest.put(repository).await?;
+    if let Err(gone) = work.now().await {
+        manifest::remove(repository, &manifest.id()).await?;
+        return Err(gone);
+    }
+    Ok(())
+}
+
+async fn copy_all(
+    source: &mut Source,
+    archiver: &mut Archiver,
+    repository: &Repository,
+    pace: &Pace,
     mut tell: impl FnMut(Progress),
 ) -> Result<Manifest> {
     let begun_unix_ms = unix_ms();
-    let known = known_chunks(repository).await?;
+    let to = To {
+        repository,
+        known: known_chunks(repository).await?,
+        pace,
+    };
     // The log is copied meanwhile, and the names go on: what is found now is read by the names of now.
     let live = source.live().clone();
     let (directories, found) = files_of(source, &live)?;
@@ -69,9 +133,7 @@ pub async fn create(
     let mut kept = Instant::now();
     for some in found.chunks(FILES_AT_ONCE) {
         // Most files are small, and each waits for the zones and for the disk.
-        let copies = some
-            .iter()
-            .map(|one| copy(source, &live, repository, &known, one));
+        let copies = some.iter().map(|one| copy(source, &live, &to, one));
         for (file, written_bytes) in try_join_all(copies).await? {
             progress.read_bytes += file.size_bytes;
             progress.written_bytes += written_bytes;
@@ -86,7 +148,7 @@ pub async fn create(
     }
     let seal = source.seal();
     let control = source.control();
-    let manifest = Manifest {
+    Ok(Manifest {
         generation: seal.generation,
         begun_unix_ms,
         server: server_of(source, &live).await?,
@@ -98,9 +160,7 @@ pub async fn create(
         directories,
         files,
         written_bytes: progress.written_bytes,
-    };
-    manifest.put(repository).await?;
-    Ok(manifest)
+    })
 }
 
 /// Pieces that the last image has: they are there.
@@ -193,17 +253,25 @@ fn walk(
     Ok(())
 }
 
+/// Where pieces go.
+struct To<'a> {
+    repository: &'a Repository,
+    /// Pieces that are there.
+    known: HashSet<ChunkId>,
+    pace: &'a Pace,
+}
+
 async fn copy(
     source: &Source,
     live: &Namespace,
-    repository: &Repository,
-    known: &HashSet<ChunkId>,
+    to: &To<'_>,
     found: &Found,
 ) -> Result<(File, u64)> {
     let starts = (0..found.size).step_by(CHUNK_BYTES);
     let one = |start| {
         let end = found.size.min(start + CHUNK_BYTES as u64);
         async move {
+            to.pace.wait(end - start).await;
             let bytes = match found.class {
                 FileClass::Data => source.read_image(found.id, start..end).await?,
                 _ => source.read_live(live, found.id, start..end).await?,
@@ -211,13 +279,10 @@ async fn copy(
             if bytes.iter().all(|byte| *byte == 0) {
                 return Ok((None, 0));
             }
-            let hashed = bytes.clone();
-            let id = tokio::task::spawn_blocking(move || ChunkId::of(&hashed));
-            let id = id.await.map_err(std::io::Error::other);
-            let id = id.map_err(Error::system("a checksum was not made"))?;
-            let written = match known.contains(&id) {
+            let id = to.repository.chunk_id(bytes.clone()).await?;
+            let written = match to.known.contains(&id) {
                 true => 0,
-                false => repository.put_chunk(id, bytes).await?,
+                false => to.repository.put_chunk(id, bytes).await?,
             };
             Ok::<_, Error>((Some(id), written))
         }

@@ -5,6 +5,7 @@
 //!                                                                  │           │
 //!                                               archive: the log, ─┘           └──▶ verify: all of it is there, and is
 //!                                               again and again                     what was written
+//!                                                              expire: what no rule keeps goes
 //! ```
 //!
 //! An image is what a seal names, so it never changes while it is copied, and the active's PostgreSQL has no part in it.
@@ -15,11 +16,15 @@
 //! was asked to end, or is an error.
 
 pub mod archive;
+pub mod config;
 pub mod create;
+pub mod drill;
 pub mod error;
+pub mod expire;
 pub mod log;
 pub mod manifest;
 pub mod repository;
 pub mod restore;
 pub mod source;
+pub mod timeline;
 pub mod verify;

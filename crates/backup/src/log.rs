@@ -8,7 +8,9 @@
 //! Invariant: the log reaches as far as pieces from the beginning of each segment leave no gap, on one history.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::time::SystemTime;
 
+use bytes::Bytes;
 use pgdata::segment::{SegmentName, SegmentSize};
 use pgdata::timeline::{History, TimelineId};
 use volume::lsn::Lsn;
@@ -204,7 +206,7 @@ impl Repository {
         &self,
         index: &mut LogIndex,
         timeline: TimelineId,
-        text: &[u8],
+        text: Bytes,
     ) -> Result<()> {
         self.put_object(&history_name(timeline), text).await?;
         index.histories.insert(timeline);
@@ -217,7 +219,7 @@ impl Repository {
         index: &mut LogIndex,
         segment: SegmentName,
         from: u32,
-        log: &[u8],
+        log: Bytes,
     ) -> Result<()> {
         let to = from + log.len() as u32;
         let piece = Piece { from, to };
@@ -228,7 +230,26 @@ impl Repository {
     }
 
     /// A segment as far as it is there; zeros behind that.
+    ///
+    /// Pieces that whoever archives has merged since the log was listed are found under their new name.
     pub(crate) async fn segment(&self, index: &LogIndex, segment: SegmentName) -> Result<Vec<u8>> {
+        match self.pieces(index, segment).await {
+            Err(Error::Missing(gone)) => {
+                let name = segment.file_name(index.size);
+                let mut listed = LogIndex::new(index.size);
+                for piece in self.names(&format!("log/{name}")).await? {
+                    listed.note(&format!("{name}/{piece}"));
+                }
+                match listed.has(segment) < index.has(segment) {
+                    true => Err(Error::Missing(gone)),
+                    false => self.pieces(&listed, segment).await,
+                }
+            }
+            read => read,
+        }
+    }
+
+    async fn pieces(&self, index: &LogIndex, segment: SegmentName) -> Result<Vec<u8>> {
         let mut bytes = vec![0; index.size.bytes() as usize];
         for piece in index.chain(segment).0 {
             let name = piece_name(segment, index.size, piece);
@@ -242,10 +263,40 @@ impl Repository {
         Ok(bytes)
     }
 
+    /// When the log before `end` was written, by the store's clock.
+    pub(crate) async fn log_written(
+        &self,
+        index: &LogIndex,
+        history: &History,
+        end: Lsn,
+    ) -> Result<Option<SystemTime>> {
+        let before = Lsn(end.0.saturating_sub(1));
+        let last = index.files(history, before, end).pop();
+        let piece = last.and_then(|segment| Some((segment, index.chain(segment).0.pop()?)));
+        match piece {
+            Some((segment, piece)) => {
+                let name = piece_name(segment, index.size, piece);
+                Ok(Some(self.written(&name).await?))
+            }
+            None => Ok(None),
+        }
+    }
+
+    /// Removes all that is there of a segment.
+    pub(crate) async fn remove_segment(
+        &self,
+        index: &LogIndex,
+        segment: SegmentName,
+    ) -> Result<()> {
+        let pieces = index.segments.get(&segment).into_iter().flatten();
+        let names = pieces.map(|piece| piece_name(segment, index.size, *piece));
+        self.remove_all(names.collect()).await
+    }
+
     /// Puts one object in the place of the pieces of a segment that is complete.
     pub(crate) async fn merge(&self, index: &mut LogIndex, segment: SegmentName) -> Result<()> {
         let bytes = self.segment(index, segment).await?;
-        self.put_log(index, segment, 0, &bytes).await?;
+        self.put_log(index, segment, 0, bytes.into()).await?;
         let whole = |piece: &Piece| piece.from == 0 && u64::from(piece.to) == index.size.bytes();
         let all = index.segments.entry(segment).or_default();
         for piece in all.extract_if(.., |piece| !whole(piece)) {
@@ -317,6 +368,31 @@ mod tests {
         let files = of_both.files(&history, at(begun, 1), at(begun, 4000));
         assert_eq!(files.len(), 1);
         assert_eq!(files[0].timeline, TimelineId(2));
+    }
+
+    /// A restore failed with an object that is missing while somebody archived.
+    #[tokio::test]
+    async fn a_segment_that_is_merged_while_it_is_read_is_read() {
+        let directory = tempfile::tempdir().unwrap();
+        let repository = Repository::open(directory.path().to_str().unwrap(), None).unwrap();
+        let segment = SegmentName {
+            timeline: TimelineId(1),
+            number: 7,
+        };
+        let half = BYTES as u32 / 2;
+        let mut archiver = LogIndex::new(SIZE);
+        for (from, byte) in [(0, 1), (half, 2)] {
+            let log = Bytes::from(vec![byte; half as usize]);
+            let put = repository.put_log(&mut archiver, segment, from, log);
+            put.await.unwrap();
+        }
+        let listed = repository.log(SIZE).await.unwrap();
+        repository.merge(&mut archiver, segment).await.unwrap();
+        let read = repository.segment(&listed, segment).await.unwrap();
+        assert_eq!((read[0], read[half as usize]), (1, 2));
+        repository.remove_segment(&archiver, segment).await.unwrap();
+        let gone = repository.segment(&listed, segment).await;
+        assert!(matches!(gone.unwrap_err(), Error::Missing(_)));
     }
 
     #[test]

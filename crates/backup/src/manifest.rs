@@ -1,5 +1,8 @@
 //! Manifests: the directories, files and pieces of an image, and where its log begins.
 
+use std::collections::HashSet;
+use std::time::SystemTime;
+
 use dax::ids::Generation;
 use pgdata::segment::SegmentSize;
 use pgdata::timeline::TimelineId;
@@ -115,7 +118,7 @@ impl Manifest {
     pub(crate) async fn put(&self, repository: &Repository) -> Result<()> {
         let json = serde_json::to_vec(self).expect("a struct of plain values");
         let name = name_of(&self.id());
-        match repository.put_object(&name, &json).await? {
+        match repository.put_object(&name, json.into()).await? {
             true => Ok(()),
             false => Err(Error::Refused(format!(
                 "{name} is there already: another copy of this moment was made at the same time"
@@ -144,6 +147,43 @@ pub async fn images(repository: &Repository) -> Result<Vec<ImageId>> {
         .iter()
         .filter_map(|name| name.strip_suffix("/manifest"));
     Ok(ids.filter_map(|id| id.parse().ok()).collect())
+}
+
+/// The same, with the time when each was complete by the store's clock.
+pub(crate) async fn dated(repository: &Repository) -> Result<Vec<(ImageId, SystemTime)>> {
+    let objects = repository.objects("images").await?;
+    let dated = objects.iter().filter_map(|object| {
+        let id = object.name.strip_suffix("/manifest")?.parse().ok()?;
+        Some((id, object.written))
+    });
+    Ok(dated.collect())
+}
+
+/// Removes an image. Its pieces stay.
+pub(crate) async fn remove(repository: &Repository, image: &ImageId) -> Result<()> {
+    repository.remove(&name_of(image)).await?;
+    repository.remove(&alone_name_of(image)).await
+}
+
+/// Notes that the log behind an image need not be there any more.
+pub(crate) async fn set_alone(repository: &Repository, image: &ImageId) -> Result<()> {
+    let name = alone_name_of(image);
+    repository.put_object(&name, bytes::Bytes::new()).await?;
+    Ok(())
+}
+
+/// Images that can be restored as they are only: the log behind them was expired.
+///
+/// # Errors
+/// [`Error::Store`]
+pub async fn alone(repository: &Repository) -> Result<HashSet<ImageId>> {
+    let names = repository.names("images").await?;
+    let ids = names.iter().filter_map(|name| name.strip_suffix("/alone"));
+    Ok(ids.filter_map(|id| id.parse().ok()).collect())
+}
+
+fn alone_name_of(image: &ImageId) -> String {
+    format!("images/{image}/alone")
 }
 
 fn name_of(image: &ImageId) -> String {

@@ -63,6 +63,13 @@ pub struct Plan {
     pub log_end: Lsn,
 }
 
+impl Plan {
+    /// The major version of the server that can start from it.
+    pub fn server(&self) -> &str {
+        &self.manifest.server
+    }
+}
+
 /// Chooses the image to restore from: the newest one that ends before the target.
 ///
 /// `before` is the target's time in Unix milliseconds, if it is one. A position is compared with images' ends.
@@ -75,6 +82,7 @@ pub async fn plan(
     before_unix_ms: Option<u64>,
     image: Option<ImageId>,
 ) -> Result<Plan> {
+    let alone = manifest::alone(repository).await?;
     let candidates = match image {
         Some(image) => vec![image],
         None => manifest::images(repository).await?,
@@ -91,9 +99,18 @@ pub async fn plan(
             continue;
         }
         let (log_end, last, index) = reach_and_end(repository, &image, &manifest).await?;
+        let is_alone = alone.contains(&image);
+        if is_alone && matches!(target, Target::Time(_)) {
+            return Err(Error::Refused(format!(
+                "the log behind the image {image} was expired: it can be restored as it is, by --image {image} --to latest, or take a \
+                 later time"
+            )));
+        }
         let missed = match &target {
             Target::Lsn(lsn) => (log_end < *lsn).then(|| lsn.to_string()),
-            Target::Latest => (log_end < last).then(|| format!("the latest moment, {last}")),
+            Target::Latest => {
+                (log_end < last && !is_alone).then(|| format!("the latest moment, {last}"))
+            }
             // The server does not end its recovery before it.
             Target::Time(_) => None,
         };

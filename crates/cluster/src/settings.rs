@@ -37,6 +37,8 @@ pub struct Options {
     pub standby: Vec<String>,
     /// Lines of the nodes' `[storage]`.
     pub storage: Vec<String>,
+    /// Lines of the nodes' `[backup]`: they archive by themselves.
+    pub backup: Vec<String>,
     /// Programs that run a node: its name, and the command that its own is given to (`nice -n 10`).
     pub wrappers: Vec<(String, Vec<String>)>,
     /// The nodes' names; the first becomes the active.
@@ -97,6 +99,7 @@ impl Options {
             memory: Vec::new(),
             standby: Vec::new(),
             storage: Vec::new(),
+            backup: Vec::new(),
             wrappers: Vec::new(),
             nodes: vec!["north".into(), "south".into()],
             spares: Vec::new(),
@@ -301,6 +304,7 @@ fn text(
         &everywhere(EVERYWHERE_MEMORY),
     ));
     text.push_str(&table("standby", &options.standby, ""));
+    text.push_str(&table("backup", &options.backup, ""));
     text.push_str(&table(
         "storage",
         &options.storage,

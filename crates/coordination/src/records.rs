@@ -1,11 +1,12 @@
 //! The registry records that nodes share, and how they are read and written.
 //!
-//! Owns the JSON forms of `cluster`, `engine`, `forms`, `heartbeat`, `node/<name>`, `history/<n>`, `horizon/<epoch>` and
-//! `control` (`volume` and `seals` belong to the volume, `claim/<name>` to the standby view; `probe/<name>` says
+//! Owns the JSON forms of `backup/<name>`, `cluster`, `engine`, `forms`, `heartbeat`, `node/<name>`, `history/<n>`,
+//! `horizon/<epoch>` and `control` (`volume` and `seals` belong to the volume, `claim/<name>` to the standby view; `probe/<name>` says
 //! nothing). Each record has one writer: the epoch's owner, or the node that it is about; [`control`] says how operators share theirs. Fields that a reader does not know are
 //! ignored and those that are missing take a default, so that nodes of two versions can work
 //! together.
 
+mod backup;
 mod cluster;
 mod control;
 mod engine;
@@ -25,6 +26,7 @@ use dax::storage::{Authority, Storage};
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 
+pub use backup::BackupState;
 pub use cluster::Cluster;
 pub use control::{Control, EditError, Paused, ScheduledSwitchover, edit_control};
 pub use engine::EngineFacts;

@@ -45,6 +45,8 @@ pub struct Config {
     pub tags: Tags,
     /// True if a proxy runs beside the agent (`[proxy]`).
     pub has_proxy: bool,
+    /// True if backups are made beside the agent (`[backup]`).
+    pub has_backup: bool,
 }
 
 /// `[memory]`
@@ -101,6 +103,8 @@ struct Raw {
     tags: Tags,
     /// A proxy beside the agent, with the keys of a proxy.
     proxy: Option<toml::Table>,
+    /// Backups beside the agent, with the keys of an archiver.
+    backup: Option<toml::Table>,
 }
 
 impl Config {
@@ -145,6 +149,7 @@ impl Config {
             standby: raw.standby,
             tags: raw.tags,
             has_proxy: raw.proxy.is_some(),
+            has_backup: raw.backup.is_some(),
         })
     }
 

@@ -82,6 +82,8 @@ pub enum Command {
     Zone(Zone),
     #[command(subcommand)]
     Backup(Backup),
+    /// Show which moments a repository of backups can be restored to.
+    Timeline(BackupRepository),
     #[command(subcommand)]
     Upgrade(Upgrade),
     ShowConfig(ShowConfig),

@@ -3,28 +3,22 @@
 use std::fmt;
 
 use bytes::Bytes;
-use object_store::path::Path as Name;
 use serde::{Deserialize, Serialize};
 use sha2::{Digest, Sha256};
 
-use super::Repository;
 use super::object::LEVEL;
+use super::{Repository, busy};
 use crate::error::{Error, Result};
 
 /// The longest piece.
 pub const CHUNK_BYTES: usize = 1 << 20;
 
-/// The SHA-256 of a piece.
+/// The SHA-256 of a piece, or if the repository has a key, one that nobody else can make.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[serde(try_from = "String", into = "String")]
 pub struct ChunkId([u8; 32]);
 
 impl ChunkId {
-    /// Of these contents.
-    pub fn of(contents: &[u8]) -> ChunkId {
-        ChunkId(Sha256::digest(contents).into())
-    }
-
     /// Its name in a repository.
     pub(crate) fn name(self) -> String {
         let digits = self.to_string();
@@ -61,32 +55,42 @@ impl TryFrom<String> for ChunkId {
 }
 
 impl Repository {
+    /// The name of a piece with these contents.
+    pub(crate) async fn chunk_id(&self, contents: Bytes) -> Result<ChunkId> {
+        let repository = self.clone();
+        busy(move || repository.id_of(&contents)).await
+    }
+
+    fn id_of(&self, contents: &[u8]) -> ChunkId {
+        ChunkId(match &self.cipher {
+            Some(cipher) => cipher.name_of(contents),
+            None => Sha256::digest(contents).into(),
+        })
+    }
+
     /// Writes a piece. Returns how many bytes that took; 0 if it was there.
     pub(crate) async fn put_chunk(&self, id: ChunkId, contents: Bytes) -> Result<u64> {
-        let packed = tokio::task::spawn_blocking(move || zstd::bulk::compress(&contents, LEVEL));
-        let packed = packed
-            .await
-            .unwrap_or_else(|gone| Err(std::io::Error::other(gone)))
-            .map_err(Error::system("cannot compress"))?;
+        let packed = busy(move || zstd::bulk::compress(&contents, LEVEL));
+        let packed = packed.await?.map_err(Error::system("cannot compress"))?;
         let bytes = packed.len() as u64;
-        let is_new = self.create(&Name::from(id.name()), packed.into()).await?;
+        let is_new = self.create(&id.name(), packed.into()).await?;
         Ok(if is_new { bytes } else { 0 })
     }
 
     /// The contents of a piece.
     pub(crate) async fn chunk(&self, id: ChunkId) -> Result<Vec<u8>> {
         let name = id.name();
-        let found = self.get(&Name::from(name.as_str())).await?;
-        let read = tokio::task::spawn_blocking(move || {
+        let found = self.get(&name).await?;
+        let repository = self.clone();
+        let read = move || {
             let contents = zstd::bulk::decompress(&found, CHUNK_BYTES)
                 .map_err(|error| format!("it cannot be unpacked: {error}"))?;
-            match ChunkId::of(&contents) == id {
+            match repository.id_of(&contents) == id {
                 true => Ok(contents),
                 false => Err("its contents have another checksum".to_owned()),
             }
-        });
-        let read = read.await.unwrap_or_else(|gone| Err(gone.to_string()));
-        read.map_err(|why| Error::damaged(name, why))
+        };
+        busy(read).await?.map_err(|why| Error::damaged(name, why))
     }
 }
 
@@ -97,9 +101,10 @@ mod tests {
     #[tokio::test]
     async fn a_piece_is_written_once_and_read_as_it_was_or_not_at_all() {
         let directory = tempfile::tempdir().unwrap();
-        let repository = Repository::in_directory(directory.path()).unwrap();
+        let place = directory.path().to_str().unwrap();
+        let repository = Repository::open(place, None).unwrap();
         let contents = Bytes::from(vec![7; 100_000]);
-        let id = ChunkId::of(&contents);
+        let id = repository.chunk_id(contents.clone()).await.unwrap();
         assert!(repository.put_chunk(id, contents.clone()).await.unwrap() > 0);
         assert_eq!(repository.put_chunk(id, contents.clone()).await.unwrap(), 0);
         assert_eq!(repository.chunk(id).await.unwrap(), contents);

@@ -1,4 +1,4 @@
-//! A repository: objects by name, in a directory.
+//! A repository: objects by name, in a directory or in S3.
 //!
 //! ```text
 //! understudy.json                     whose it is, and its format
@@ -6,25 +6,34 @@
 //! images/<time>-<seal>/manifest       what an image consists of
 //! log/<segment>/<from>-<to>           a piece of a segment of the log
 //! log/<timeline>.history              the history of a timeline
+//! works/<kind>-<id>                   who copies or expires just now
+//! expired/<id>                        pieces that no image had when somebody looked
+//! drills/<time>                       the result of a drill
 //! ```
 //!
 //! Invariant: what is read is what was written under this name, or it is an error: chunks are named by their contents, and
-//! everything else carries a checksum of its name and its contents.
+//! everything else carries a checksum of its name and its contents. With a key, all but the first is encrypted as well.
 
 mod chunk;
+mod cipher;
 mod object;
+mod place;
+#[cfg(test)]
+mod tests;
+pub(crate) mod work;
 
-use std::path::Path;
 use std::sync::Arc;
+use std::time::SystemTime;
 
 use bytes::Bytes;
-use futures_util::TryStreamExt;
-use object_store::local::LocalFileSystem;
+use dax::credentials::Secret;
+use futures_util::{StreamExt, TryStreamExt, stream};
 use object_store::path::Path as Name;
 use object_store::{ObjectStore, ObjectStoreExt, PutMode, PutOptions};
 use serde::{Deserialize, Serialize};
 
 pub use self::chunk::{CHUNK_BYTES, ChunkId};
+use self::cipher::Cipher;
 use crate::error::{Error, Result};
 
 /// The format that this program writes and reads.
@@ -40,6 +49,20 @@ pub struct Owner {
     pub system_identifier: u64,
     /// The volume's name.
     pub volume: String,
+    /// Which key it is encrypted with; `None` if it is not.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub key_check: Option<String>,
+}
+
+/// An object as a list of them shows it.
+#[derive(Debug, Clone)]
+pub(crate) struct Object {
+    /// Its name, without what it was asked for below.
+    pub name: String,
+    /// Its length.
+    pub bytes: u64,
+    /// When it was written, by the store's clock.
+    pub written: SystemTime,
 }
 
 /// See the module. Clones are the same repository.
@@ -47,25 +70,26 @@ pub struct Owner {
 pub struct Repository {
     store: Arc<dyn ObjectStore>,
     place: String,
+    cipher: Option<Arc<Cipher>>,
 }
 
 impl Repository {
-    /// A directory. It must exist.
+    /// A directory, which must exist, or `s3://bucket/path`, with the secret that it is encrypted with, if it is.
     ///
     /// # Errors
-    /// [`Error::Store`] if there is none.
-    pub fn in_directory(directory: &Path) -> Result<Repository> {
-        let store = LocalFileSystem::new_with_prefix(directory)?.with_fsync(true);
+    /// [`Error::Store`] if there is no such directory, [`Error::Refused`] if the place is none.
+    pub fn open(place: &str, secret: Option<&Secret>) -> Result<Repository> {
         Ok(Repository {
-            store: Arc::new(store),
-            place: directory.display().to_string(),
+            store: place::open(place)?,
+            place: place.to_owned(),
+            cipher: secret.map(|secret| Arc::new(Cipher::new(secret))),
         })
     }
 
     /// The owner; `None` if the repository is new.
     ///
     /// # Errors
-    /// [`Error::Refused`] if its format is not known here.
+    /// [`Error::Refused`] if its format is not known here, or it is encrypted with another key than this one.
     pub async fn owner(&self) -> Result<Option<Owner>> {
         let found = self.store.get(&Name::from(MARKER)).await;
         let bytes = match found {
@@ -81,7 +105,23 @@ impl Repository {
                 self.place, owner.format
             )));
         }
+        if owner.key_check != self.key_check() {
+            let place = &self.place;
+            return Err(Error::Refused(match (&owner.key_check, &self.cipher) {
+                (Some(_), None) => {
+                    format!("the repository {place} is encrypted: give its --key-file")
+                }
+                (None, _) => format!("the repository {place} is not encrypted: give no --key-file"),
+                _ => format!(
+                    "the repository {place} is encrypted with another key than the one of --key-file"
+                ),
+            }));
+        }
         Ok(Some(owner))
+    }
+
+    fn key_check(&self) -> Option<String> {
+        self.cipher.as_ref().map(|cipher| cipher.check())
     }
 
     /// Makes it this database's, if it is nobody's yet.
@@ -93,6 +133,7 @@ impl Repository {
             format: FORMAT,
             system_identifier,
             volume: volume.to_owned(),
+            key_check: self.key_check(),
         };
         if self.owner().await?.is_none() {
             if self.store.list(None).try_next().await?.is_some() {
@@ -102,7 +143,7 @@ impl Repository {
                 )));
             }
             let json = serde_json::to_vec_pretty(&owner).expect("a struct of plain values");
-            self.create(&Name::from(MARKER), json.into()).await?;
+            self.put(&Name::from(MARKER), json.into()).await?;
         }
         match self.owner().await? {
             Some(found) if found == owner => Ok(()),
@@ -117,34 +158,92 @@ impl Repository {
         }
     }
 
-    /// Writes an object, unless one of that name is there. Whether it is there since now.
-    async fn create(&self, name: &Name, bytes: Bytes) -> Result<bool> {
-        let options = PutOptions::from(PutMode::Create);
-        match self.store.put_opts(name, bytes.into(), options).await {
+    /// Writes an object, encrypted if there is a key, unless one of that name is there. Whether it is there since now.
+    async fn create(&self, name: &str, bytes: Bytes) -> Result<bool> {
+        let bytes = match self.cipher.clone() {
+            None => bytes,
+            Some(cipher) => {
+                let name = name.to_owned();
+                busy(move || cipher.seal(&name, &bytes)).await??.into()
+            }
+        };
+        self.put(&Name::from(name), bytes).await
+    }
+
+    async fn put(&self, name: &Name, bytes: Bytes) -> Result<bool> {
+        let create = PutOptions::from(PutMode::Create);
+        let put = self.store.put_opts(name, bytes.clone().into(), create);
+        match put.await {
             Ok(_) => Ok(true),
             Err(object_store::Error::AlreadyExists { .. }) => Ok(false),
+            // Names say what is in objects, so one that is written twice is the same.
+            Err(
+                object_store::Error::NotImplemented { .. }
+                | object_store::Error::NotSupported { .. },
+            ) => {
+                self.store.put(name, bytes.into()).await?;
+                Ok(true)
+            }
             Err(error) => Err(error.into()),
         }
     }
 
-    async fn get(&self, name: &Name) -> Result<Bytes> {
-        match self.store.get(name).await {
-            Err(object_store::Error::NotFound { .. }) => Err(Error::Missing(name.to_string())),
-            found => Ok(found?.bytes().await?),
+    async fn get(&self, name: &str) -> Result<Bytes> {
+        let found = match self.store.get(&Name::from(name)).await {
+            Err(object_store::Error::NotFound { .. }) => {
+                return Err(Error::Missing(name.to_owned()));
+            }
+            found => found?.bytes().await?,
+        };
+        let Some(cipher) = self.cipher.clone() else {
+            return Ok(found);
+        };
+        let named = name.to_owned();
+        let opened = busy(move || cipher.open(&named, &found)).await?;
+        opened
+            .map(Bytes::from)
+            .map_err(|why| Error::damaged(name, why))
+    }
+
+    /// Objects below a name, in the order of theirs.
+    pub(crate) async fn objects(&self, below: &str) -> Result<Vec<Object>> {
+        let prefix = Name::from(below);
+        let found = self.store.list(Some(&prefix));
+        let objects = found.map_ok(|object| Object {
+            name: object.location.as_ref()[below.len() + 1..].to_owned(),
+            bytes: object.size,
+            written: object.last_modified.into(),
+        });
+        let mut objects: Vec<Object> = objects.try_collect().await?;
+        objects.sort_unstable_by(|one, other| one.name.cmp(&other.name));
+        Ok(objects)
+    }
+
+    /// When an object was written, by the store's clock.
+    pub(crate) async fn written(&self, name: &str) -> Result<SystemTime> {
+        match self.store.head(&Name::from(name)).await {
+            Err(object_store::Error::NotFound { .. }) => Err(Error::Missing(name.to_owned())),
+            found => Ok(found?.last_modified.into()),
         }
     }
 
-    /// Names of objects below one, without it.
+    /// Their names.
     pub(crate) async fn names(&self, below: &str) -> Result<Vec<String>> {
-        let prefix = Name::from(below);
-        let found = self.store.list(Some(&prefix));
-        let names = found.map_ok(|object| {
-            let name = object.location.to_string();
-            name[below.len() + 1..].to_owned()
-        });
-        let mut names: Vec<String> = names.try_collect().await?;
-        names.sort_unstable();
-        Ok(names)
+        let objects = self.objects(below).await?;
+        Ok(objects.into_iter().map(|object| object.name).collect())
+    }
+
+    /// Removes objects. Those that are not there are no error.
+    pub(crate) async fn remove_all(&self, names: Vec<String>) -> Result<()> {
+        let names = names.into_iter().map(|name| Ok(Name::from(name)));
+        let mut removed = self.store.delete_stream(stream::iter(names).boxed());
+        while let Some(one) = removed.next().await {
+            match one {
+                Ok(_) | Err(object_store::Error::NotFound { .. }) => {}
+                Err(error) => return Err(error.into()),
+            }
+        }
+        Ok(())
     }
 
     pub(crate) async fn remove(&self, name: &str) -> Result<()> {
@@ -153,4 +252,11 @@ impl Repository {
             done => Ok(done?),
         }
     }
+}
+
+/// Does what takes the processor a while where nobody waits for it.
+async fn busy<T: Send + 'static>(work: impl FnOnce() -> T + Send + 'static) -> Result<T> {
+    let done = tokio::task::spawn_blocking(work).await;
+    done.map_err(std::io::Error::other)
+        .map_err(Error::system("a thread ended early"))
 }

@@ -1,10 +1,9 @@
 //! Objects that carry a checksum of their name and contents.
 
 use bytes::Bytes;
-use object_store::path::Path as Name;
 use sha2::{Digest, Sha256};
 
-use super::Repository;
+use super::{Repository, busy};
 use crate::error::{Error, Result};
 
 /// How each begins.
@@ -39,14 +38,18 @@ fn unpack(name: &str, object: &[u8]) -> std::result::Result<Vec<u8>, String> {
 
 impl Repository {
     /// Writes an object, unless it is there.
-    pub(crate) async fn put_object(&self, name: &str, contents: &[u8]) -> Result<bool> {
-        self.create(&Name::from(name), pack(name, contents)?).await
+    pub(crate) async fn put_object(&self, name: &str, contents: Bytes) -> Result<bool> {
+        let named = name.to_owned();
+        let packed = busy(move || pack(&named, &contents)).await??;
+        self.create(name, packed).await
     }
 
     /// The contents of an object, which are what was written.
     pub(crate) async fn object(&self, name: &str) -> Result<Vec<u8>> {
-        let found = self.get(&Name::from(name)).await?;
-        unpack(name, &found).map_err(|why| Error::damaged(name, why))
+        let found = self.get(name).await?;
+        let named = name.to_owned();
+        let read = busy(move || unpack(&named, &found)).await?;
+        read.map_err(|why| Error::damaged(name, why))
     }
 }
 

@@ -108,6 +108,14 @@ impl Secret {
         VolumeKey(Zeroizing::new(mac.finalize().into_bytes().into()))
     }
 
+    /// A key for another purpose, from which nothing follows about the secret or its other keys.
+    pub fn derive(&self, purpose: &str) -> Zeroizing<[u8; 32]> {
+        let mac = mac(&self.0)
+            .chain_update(b"understudy purpose")
+            .chain_update(purpose);
+        Zeroizing::new(mac.finalize().into_bytes().into())
+    }
+
     /// The secret in hexadecimal digits, for its file and nothing else.
     pub fn to_hex(&self) -> Zeroizing<String> {
         Zeroizing::new(hex::encode(&*self.0))

@@ -1,6 +1,6 @@
 //! Two servers of PostgreSQL, two managers in this process, and zones in its memory.
 
-use std::net::SocketAddr;
+use std::net::{SocketAddr, TcpListener};
 use std::path::PathBuf;
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
@@ -250,10 +250,23 @@ impl Site {
         format!("{} dbname=app", conninfo(&self.sides[at].server))
     }
 
-    /// A manager is gone, as if it was killed.
+    /// A manager is gone, as if it was killed, and its ports are free.
+    ///
+    /// A thread of its runtime that is busy at the moment ends later than the runtime, and holds what it listens at.
     pub fn kill_manager(&mut self, at: usize) {
-        if let Some(runtime) = self.sides[at].manager.take() {
-            runtime.shutdown_timeout(Duration::from_millis(100));
+        let Some(runtime) = self.sides[at].manager.take() else {
+            return;
+        };
+        runtime.shutdown_timeout(Duration::from_millis(100));
+        let side = &self.sides[at];
+        let is_free = |address: SocketAddr| TcpListener::bind(address).is_ok();
+        let killed = Instant::now();
+        while !(is_free(side.listen) && is_free(side.peer_listen)) {
+            assert!(
+                killed.elapsed() < Duration::from_secs(90),
+                "it still listens"
+            );
+            std::thread::sleep(Duration::from_millis(20));
         }
     }
 

@@ -2,12 +2,13 @@
 
 use coordination::config::Keys;
 
-/// By table; the top level has no name. `postgres.parameters` takes any PostgreSQL parameter, `proxy` what a proxy reads.
+/// By table; the top level has no name. `postgres.parameters` takes any PostgreSQL parameter, `proxy` what a proxy reads,
+/// `backup` what an archiver reads.
 pub(super) const OWN: Keys<'_> = &[
     (
         "",
         &[
-            "data", "postgres", "channel", "rest", "storage", "standby", "proxy",
+            "data", "postgres", "channel", "rest", "storage", "standby", "proxy", "backup",
         ],
     ),
     (

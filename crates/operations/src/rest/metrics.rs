@@ -11,8 +11,8 @@ use serde_json::Value;
 use super::report::Report;
 use super::{Facts, lsn_number};
 
-/// The metrics of a node whose status board shows `status`.
-pub(super) fn metrics(facts: &Facts, status: &Value) -> String {
+/// The metrics of a node whose status board shows `status`, and of the repositories of `backups`.
+pub(super) fn metrics(facts: &Facts, status: &Value, backups: &Value) -> String {
     let report = Report::new(status);
     let mut page = Page::new(facts);
     let flag = |holds: bool| Some(f64::from(u8::from(holds)));
@@ -136,6 +136,7 @@ pub(super) fn metrics(facts: &Facts, status: &Value) -> String {
         "Share of the active's buffers that a standby has in memory",
         warm,
     );
+    page.backups(backups);
     page.proxies(status);
     page.replicas(status);
     page.counters(status);
@@ -182,6 +183,58 @@ impl Page {
         let labels = &self.labels;
         // Writing to a String never fails.
         let _ = writeln!(self.text, "{name}{{{labels}{more}}} {value}");
+    }
+
+    /// Each repository of backups, by the name of who archives into it.
+    fn backups(&mut self, backups: &Value) {
+        let Some(backups) = backups.as_array().filter(|all| !all.is_empty()) else {
+            return;
+        };
+        let seconds = |ms: Option<f64>| ms.map(|ms| ms / 1000.0);
+        let of = |key: &'static str| move |one: &Value| one[key].as_f64();
+        let in_seconds = |key: &'static str| move |one: &Value| seconds(one[key].as_f64());
+        let failing = |one: &Value| Some(f64::from(u8::from(!one["trouble"].is_null())));
+        type Told<'a> = (&'a str, &'a str, &'a dyn Fn(&Value) -> Option<f64>);
+        let told: [Told<'_>; 5] = [
+            (
+                "understudy_backup_age_seconds",
+                "Time since the last image was begun",
+                &in_seconds("age_ms"),
+            ),
+            (
+                "understudy_backup_drill_age_seconds",
+                "Time since a restore was tried and all was well",
+                &in_seconds("drill_age_ms"),
+            ),
+            (
+                "understudy_log_archived_lag_seconds",
+                "Time since all durable log was in the repository",
+                &in_seconds("lag_ms"),
+            ),
+            (
+                "understudy_log_archived_lag_bytes",
+                "Durable log that is not in the repository yet",
+                &of("lag_bytes"),
+            ),
+            (
+                "understudy_backup_failing",
+                "1 if the last try to archive failed",
+                &failing,
+            ),
+        ];
+        for (name, help, value) in told {
+            let samples = backups.iter().filter_map(|one| {
+                let archiver = one["name"].as_str().unwrap_or_default();
+                Some((format!(",archiver=\"{archiver}\""), value(one)?))
+            });
+            let samples: Vec<_> = samples.collect();
+            if !samples.is_empty() {
+                self.head("gauge", name, help);
+            }
+            for (labels, value) in samples {
+                self.sample(name, &labels, value);
+            }
+        }
     }
 
     /// The proxies that are connected to the active's agent, together.
@@ -292,7 +345,55 @@ mod tests {
             server_version: 150_018,
             bin: "/usr/bin".into(),
         };
-        metrics(&facts, status)
+        metrics(&facts, status, &backups())
+    }
+
+    fn backups() -> Value {
+        json!([{ "name": "backup-archive", "age_ms": 86_400_000, "lag_ms": 2500, "lag_bytes": 77,
+            "trouble": null }])
+    }
+
+    #[test]
+    fn backups_tell_their_age_and_how_far_the_log_is() {
+        let text = page(&json!({}));
+        let labels = "{scope=\"main\",name=\"north\",archiver=\"backup-archive\"}";
+        for line in [
+            format!("understudy_backup_age_seconds{labels} 86400"),
+            format!("understudy_log_archived_lag_seconds{labels} 2.5"),
+            format!("understudy_log_archived_lag_bytes{labels} 77"),
+            format!("understudy_backup_failing{labels} 0"),
+        ] {
+            assert!(text.lines().any(|l| l == line), "{line}\n{text}");
+        }
+        assert!(!text.contains("drill_age"), "none was tried");
+    }
+
+    /// Rules and pictures ask for what nodes tell, and for nothing else.
+    #[test]
+    fn alerting_rules_and_dashboard_name_metrics_that_there_are() {
+        let told = include_str!("metrics.rs");
+        let counters = serde_json::to_value(dax::storage::StorageCounters::default()).unwrap();
+        let is_told = |name: &str| {
+            let counter = name.strip_prefix("understudy_storage_");
+            let counter = counter.and_then(|rest| rest.strip_suffix("_total"));
+            match counter {
+                Some(counter) => counters.get(counter).is_some(),
+                None => told.contains(&format!("\"{name}\"")),
+            }
+        };
+        let mut names = 0;
+        for text in [
+            include_str!("../../../../packaging/monitoring/alerts.yml"),
+            include_str!("../../../../packaging/monitoring/dashboard.json"),
+        ] {
+            let words = text.split(|c: char| !c.is_ascii_alphanumeric() && c != '_');
+            let named = words.filter(|w| w.starts_with("understudy_") || w.starts_with("patroni_"));
+            for name in named {
+                names += 1;
+                assert!(is_told(name), "{name}");
+            }
+        }
+        assert!(names > 15);
     }
 
     #[test]

@@ -293,7 +293,9 @@ async fn read(shared: &Shared, uri: &Uri) -> Response {
         "/patroni" => reply(StatusCode::OK, &about(&shared.facts, &status)),
         "/metrics" => {
             let kind = [(header::CONTENT_TYPE, "text/plain; version=0.0.4")];
-            (kind, metrics::metrics(&shared.facts, &status)).into_response()
+            let backups = shared.observed.lock().backups();
+            let page = metrics::metrics(&shared.facts, &status, &backups);
+            (kind, page).into_response()
         }
         "/cluster" => in_time(cluster_of(shared)).await,
         "/history" => in_time(history_of(shared)).await,

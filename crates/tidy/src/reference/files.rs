@@ -54,6 +54,13 @@ const KINDS: &[Kind] = &[
         known: None,
     },
     Kind {
+        title: "Backups",
+        text: "The table `[backup]` in the file of a node: its agent archives, in turns with others.",
+        root: ("crates/backup/src/config.rs", "Config"),
+        table: "backup",
+        known: None,
+    },
+    Kind {
         title: "Cluster file of a proxy",
         text: "The file that `proxy.cluster_file` names, for a PostgreSQL that Understudy does not run.",
         root: ("crates/proxy/src/driver/file_source.rs", "File"),

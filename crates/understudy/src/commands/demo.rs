@@ -58,7 +58,7 @@ pub async fn run(args: cli::Demo) -> anyhow::Result<Code> {
     let report = tokio::select! {
         report = Box::pin(demo::run(&options)) => report?,
         // What was started is cleaned up as the demo is dropped.
-        () = super::interrupted() => return Ok(Code::Interrupted),
+        () = super::process::interrupted() => return Ok(Code::Interrupted),
     };
     conclude(args.json, &report, report.passed, timeline::render)
 }
@@ -96,7 +96,7 @@ async fn run_machine(args: cli::Demo, seed: u64) -> anyhow::Result<Code> {
     };
     let report = tokio::select! {
         report = Box::pin(machine::run(&options)) => report?,
-        () = super::interrupted() => return Ok(Code::Interrupted),
+        () = super::process::interrupted() => return Ok(Code::Interrupted),
     };
     conclude(args.json, &report, report.passed, machine::render)
 }
@@ -117,7 +117,7 @@ async fn host(args: cli::Demo, seed: u64) -> anyhow::Result<Code> {
     };
     let report = tokio::select! {
         report = Box::pin(hosted::run(&options)) => report?,
-        () = super::interrupted() => return Ok(Code::Interrupted),
+        () = super::process::interrupted() => return Ok(Code::Interrupted),
     };
     conclude(args.json, &report, report.passed, hosted::render)
 }
@@ -137,7 +137,7 @@ async fn repeat(args: cli::Demo, seed: u64) -> anyhow::Result<Code> {
     };
     let report = tokio::select! {
         report = Box::pin(rounds::run(&options)) => report?,
-        () = super::interrupted() => return Ok(Code::Interrupted),
+        () = super::process::interrupted() => return Ok(Code::Interrupted),
     };
     conclude(args.json, &report, report.passed, rounds::render)
 }
@@ -156,7 +156,7 @@ async fn mirror(args: cli::Demo, seed: u64) -> anyhow::Result<Code> {
     };
     let report = tokio::select! {
         report = Box::pin(mirrored::run(&options)) => report?,
-        () = super::interrupted() => return Ok(Code::Interrupted),
+        () = super::process::interrupted() => return Ok(Code::Interrupted),
     };
     conclude(args.json, &report, report.passed, mirrored::render)
 }

@@ -33,10 +33,10 @@ async fn run_cassandra(args: cli::DevCassandra) -> anyhow::Result<Code> {
     // An interrupt meanwhile ends this process, and every node with it.
     let cluster = tokio::select! {
         started = starting => started.context("the start was given up")?.map_err(judge)?,
-        () = super::interrupted() => std::process::exit(Code::Interrupted as i32),
+        () = super::process::interrupted() => std::process::exit(Code::Interrupted as i32),
     };
     println!("{}", describe(&cluster));
-    super::asked_to_end(args.until_stdin_closes).await;
+    super::process::asked_to_end(args.until_stdin_closes).await;
     // Ending nodes takes a moment, which is not the runtime's.
     tokio::task::spawn_blocking(move || drop(cluster))
         .await

@@ -40,7 +40,7 @@ pub(super) async fn init(config: engine::config::Config, args: cli::Init) -> any
     };
     let created = tokio::select! {
         created = Box::pin(engine::init::run(&config, options)) => created?,
-        () = super::interrupted() => return Ok(Code::Interrupted),
+        () = super::process::interrupted() => return Ok(Code::Interrupted),
     };
     if args.json {
         println!("{}", serde_json::to_string(&created)?);

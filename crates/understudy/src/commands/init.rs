@@ -46,7 +46,7 @@ pub async fn run(args: cli::Init) -> anyhow::Result<Code> {
     };
     let created = tokio::select! {
         created = Box::pin(node::init::run(&config, options)) => created?,
-        () = super::interrupted() => return Ok(Code::Interrupted),
+        () = super::process::interrupted() => return Ok(Code::Interrupted),
     };
     if args.json {
         println!("{}", serde_json::to_string(&created)?);

@@ -31,7 +31,7 @@ impl Open for Tier {
 /// # Errors
 /// It fails, or the runtime cannot start.
 pub fn run(command: cli::Mirror) -> anyhow::Result<Code> {
-    use super::on_runtime;
+    use super::process::on_runtime;
     match command {
         cli::Mirror::Init(args) => on_runtime(async move { init(&args.config).await }),
         cli::Mirror::Run(args) => serve(args),
@@ -48,7 +48,7 @@ pub fn run(command: cli::Mirror) -> anyhow::Result<Code> {
 fn load(file: &Path) -> anyhow::Result<(ClusterConfig, Config)> {
     let advice = "Write [mirror], and below it peer_listen, peer, member and other_member.";
     let check = |text: &str| check_keys(text, &[("", &["mirror"])]);
-    let (cluster, mirror) = super::load_table(file, check, "mirror", advice)?;
+    let (cluster, mirror) = super::process::load_table(file, check, "mirror", advice)?;
     let config =
         Config::parse(&mirror).map_err(|error| Failure::new(Code::Usage, error.to_string()))?;
     Ok((cluster, config))
@@ -72,7 +72,7 @@ async fn init(file: &Path) -> anyhow::Result<Code> {
 
 fn serve(args: cli::MirrorRun) -> anyhow::Result<Code> {
     let (cluster, config) = load(&args.file.config)?;
-    super::on_threads(config.threads, serve_with(args, cluster, config))
+    super::process::on_threads(config.threads, serve_with(args, cluster, config))
 }
 
 async fn serve_with(
@@ -80,7 +80,7 @@ async fn serve_with(
     cluster: ClusterConfig,
     config: Config,
 ) -> anyhow::Result<Code> {
-    let asked_to_end = super::asked_to_end(args.until_stdin_closes);
+    let asked_to_end = super::process::asked_to_end(args.until_stdin_closes);
     let (name, tls) = (cluster.name.clone(), cluster.tls()?);
     service::ready();
     mirror::driver::run(config, name, Box::new(Tier(cluster)), tls, asked_to_end).await?;

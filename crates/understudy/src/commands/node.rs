@@ -1,5 +1,8 @@
 //! `understudy node`: the agent of one node, and its HTTP interface.
 
+use std::convert::Infallible;
+use std::path::PathBuf;
+
 use node::agent::Agent;
 use node::config::Config;
 use operations::rest::{Facts, Rest};
@@ -10,11 +13,11 @@ use crate::exit::Code;
 
 /// Runs the agent until it is asked to end.
 pub async fn run(args: cli::Node) -> anyhow::Result<Code> {
-    let asked_to_end = super::asked_to_end(args.until_stdin_closes);
+    let asked_to_end = super::process::asked_to_end(args.until_stdin_closes);
     // The command itself runs on the main thread, which is none of the runtime's workers: whatever wakes
     // the agent would switch threads, and what the agent wakes would switch back.
     let config = AnyConfig::load(&args.config)?;
-    let has_proxy = config.has_proxy();
+    let (has_proxy, has_backup) = (config.has_proxy(), config.has_backup());
     let agent = match config {
         AnyConfig::Postgres(config) => tokio::spawn(Box::pin(serve(*config, asked_to_end))),
         #[cfg(feature = "engine")]
@@ -22,27 +25,33 @@ pub async fn run(args: cli::Node) -> anyhow::Result<Code> {
             tokio::spawn(Box::pin(super::hosted::run(*config, asked_to_end)))
         }
     };
-    let proxy = async {
-        match has_proxy {
-            #[cfg(feature = "proxy")]
-            true => super::proxy::beside_agent(args.config).await,
-            #[cfg(not(feature = "proxy"))]
-            true => {
-                tracing::error!("[proxy] has no effect: this program was built without the proxy");
-                std::future::pending().await
-            }
-            false => std::future::pending().await,
-        }
-    };
+    let (is_proxy, is_backup) = (cfg!(feature = "proxy"), cfg!(feature = "backup"));
+    let file = args.config;
+    let proxy = beside_if(has_proxy, is_proxy, &["proxy"], file.clone());
+    let archiver = beside_if(has_backup, is_backup, &["backup", "archive"], file);
     let ended = tokio::select! {
         ended = agent => ended,
         never = proxy => match never {},
+        never = archiver => match never {},
     };
     match ended {
         Ok(ended) => ended?,
         Err(error) => std::panic::resume_unwind(error.into_panic()),
     }
     Ok(Code::Ok)
+}
+
+/// Runs a command beside the agent, if the configuration wants it and the program has it.
+async fn beside_if(is_wanted: bool, is_built: bool, command: &[&str], file: PathBuf) -> Infallible {
+    match (is_wanted, is_built) {
+        (true, true) => super::beside::run(command, file).await,
+        (true, false) => {
+            let table = command[0];
+            tracing::error!("[{table}] has no effect: this program was built without it");
+            std::future::pending().await
+        }
+        (false, _) => std::future::pending().await,
+    }
 }
 
 async fn serve(

@@ -54,6 +54,15 @@ impl AnyConfig {
         }
     }
 
+    /// True if backups are made beside the agent.
+    pub(super) fn has_backup(&self) -> bool {
+        match self {
+            AnyConfig::Postgres(config) => config.has_backup,
+            #[cfg(feature = "engine")]
+            AnyConfig::Engine(_) => false,
+        }
+    }
+
     /// What every process of the cluster has.
     pub(super) fn cluster(&self) -> &ClusterConfig {
         match self {

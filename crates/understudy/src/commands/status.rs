@@ -4,7 +4,8 @@ use std::time::Duration;
 
 use coordination::channel::{self, Party, Request};
 use coordination::records::{
-    Cluster, Control, EngineFacts, Heartbeat, Member, MemberState, Record, Role, written_forms,
+    BackupState, Cluster, Control, EngineFacts, Heartbeat, Member, MemberState, Record, Role,
+    written_forms,
 };
 use dax::forms::Forms;
 use dax::ids::{Generation, ReplicaId};
@@ -18,6 +19,7 @@ use super::notes::{ago, member_notes, notes, version_number};
 use super::proxies;
 use super::registry::{Registry, in_time};
 use super::watch::{self, Picture};
+use super::{repositories, upkeep};
 use crate::cli;
 use crate::demo::timeline::thousands;
 use crate::exit::Code;
@@ -54,6 +56,8 @@ pub(super) struct Status {
     scrub: Option<Value>,
     /// The proxies that are connected to the active's agent.
     proxies: Option<Value>,
+    /// The repositories of backups, as who archives into each last said.
+    backups: Vec<BackupState>,
     /// What is kept beyond the present, and for whom, as the active says.
     retained: Option<Value>,
 }
@@ -116,7 +120,7 @@ pub async fn run(args: cli::Status) -> anyhow::Result<Code> {
 /// Asks the registry and every node.
 pub(super) async fn look(registry: &Registry) -> anyhow::Result<Status> {
     let storage = &*registry.storage;
-    let (cluster, engine, heartbeat, members, control, forms) = in_time(async {
+    let (cluster, engine, heartbeat, members, control, forms, backups) = in_time(async {
         Ok((
             Cluster::load(storage).await?,
             EngineFacts::load(storage).await?,
@@ -124,6 +128,7 @@ pub(super) async fn look(registry: &Registry) -> anyhow::Result<Status> {
             Member::list(storage).await?,
             Control::read(storage).await?,
             written_forms(storage).await?,
+            BackupState::list(storage).await?,
         ))
     })
     .await?;
@@ -160,6 +165,7 @@ pub(super) async fn look(registry: &Registry) -> anyhow::Result<Status> {
         heartbeat,
         control,
         forms,
+        backups,
         replicas: replicas
             .into_iter()
             .map(|status| Replica::new(status, &usage))
@@ -288,8 +294,10 @@ fn table(status: &Status) -> String {
     for replica in &status.replicas {
         out.push_str(&replica_line(replica));
     }
-    out.push_str(&scrub_line(status.scrub.as_ref()));
-    out.push_str(&retained_lines(status.retained.as_ref()));
+    let synced = status.heartbeat.as_ref().map(|beat| beat.synced_lsn);
+    out.push_str(&repositories::lines(&status.backups, synced));
+    out.push_str(&upkeep::scrub_line(status.scrub.as_ref()));
+    out.push_str(&upkeep::retained_lines(status.retained.as_ref()));
     out
 }
 
@@ -347,44 +355,6 @@ fn node_line(node: &Node) -> String {
         server.server_version.as_deref().map_or("-", version_number),
         member.postgres
     )
-}
-
-/// What is kept for the last seals and for each standby.
-fn retained_lines(retained: Option<&Value>) -> String {
-    let holders = retained.and_then(Value::as_array).into_iter().flatten();
-    let line = |holder: &Value| {
-        let from = serde_json::from_value::<volume::lsn::Lsn>(holder["log_from"].clone());
-        let log = match holder["everything"] == true {
-            true => "everything, until it has attached".to_owned(),
-            false => format!(
-                "log from {} ({} kB) and its image",
-                from.unwrap_or_default(),
-                thousands(holder["log_bytes"].as_u64().unwrap_or_default() >> 10)
-            ),
-        };
-        let who = holder["holder"].as_str().unwrap_or_default();
-        format!("kept    for {who:<20}{log}\n")
-    };
-    holders.map(line).collect()
-}
-
-fn scrub_line(scrub: Option<&Value>) -> String {
-    let count = |name: &str| scrub.and_then(|s| s[name].as_u64()).unwrap_or_default();
-    let done = format!(
-        "{} blocks compared, {} copies sent again",
-        thousands(count("blocks")),
-        thousands(count("mended"))
-    );
-    let unreadable = match count("unreadable_blocks") {
-        0 => String::new(),
-        n => format!(", {} WITHOUT AN INTACT COPY", thousands(n)),
-    };
-    let running = scrub.is_some_and(|s| s["running"] == true);
-    match (running, count("completed_unix_ms")) {
-        (true, _) => format!("scrub   running: {done}{unreadable}\n"),
-        (false, 0) => String::new(),
-        (false, at) => format!("scrub   complete{}: {done}{unreadable}\n", ago(at)),
-    }
 }
 
 /// What a replica does for the volume.
@@ -524,6 +494,7 @@ impl Status {
             cassandra: None,
             scrub: None,
             proxies: None,
+            backups: Vec::new(),
             retained: None,
         }
     }

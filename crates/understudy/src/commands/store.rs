@@ -35,7 +35,7 @@ pub async fn run(args: cli::Store) -> anyhow::Result<Code> {
     let ended = tokio::task::spawn_blocking(move || waiting.wait());
     tokio::select! {
         ended = ended => ended.context("the zone's thread is gone")??,
-        () = super::asked_to_end(args.until_stdin_closes) => {
+        () = super::process::asked_to_end(args.until_stdin_closes) => {
             tokio::task::spawn_blocking(move || zone.stop())
                 .await
                 .context("the zone's thread is gone")??;

@@ -50,7 +50,7 @@ fn load(file: &Path) -> anyhow::Result<(ClusterConfig, Config)> {
     let advice =
         "Write [vm], and below it image, disk, run, mac, address, tap, peer_listen and peer.";
     let check = |text: &str| check_keys(text, &[("", &["vm"])]);
-    let (cluster, table) = super::load_table(file, check, "vm", advice)?;
+    let (cluster, table) = super::process::load_table(file, check, "vm", advice)?;
     let config =
         Config::parse(&table).map_err(|error| Failure::new(Code::Usage, error.to_string()))?;
     // Whoever reaches it is taken for the other host.
@@ -80,7 +80,7 @@ async fn make(args: cli::VmCreate) -> anyhow::Result<Code> {
     let image = tokio::select! {
         made = create(&wanted, tell) => made.map_err(explain_image)?,
         // What there is of it is removed.
-        () = super::interrupted() => return Ok(Code::Interrupted),
+        () = super::process::interrupted() => return Ok(Code::Interrupted),
     };
     let (version, kernel) = (&image.manifest.version, &image.manifest.kernel);
     println!(
@@ -112,7 +112,7 @@ async fn init(file: &Path) -> anyhow::Result<Code> {
 async fn serve(args: cli::VmRun, first: bool) -> anyhow::Result<Code> {
     let (cluster, mut config) = load(&args.file.config)?;
     config.first = first;
-    let asked_to_end = super::asked_to_end(args.until_stdin_closes);
+    let asked_to_end = super::process::asked_to_end(args.until_stdin_closes);
     let (name, tls) = (cluster.name.clone(), cluster.tls()?);
     service::ready();
     let file = args.file.config;

@@ -54,7 +54,7 @@ pub(super) async fn show(
     };
     tokio::select! {
         () = watch => {}
-        () = super::interrupted() => {}
+        () = super::process::interrupted() => {}
     }
     Ok(Code::Ok)
 }

@@ -4,35 +4,101 @@ use std::path::{Path, PathBuf};
 use std::process::Stdio;
 
 use anyhow::{Context, Result, ensure};
+use cluster::Options;
 use cluster::clients::history::History;
 use cluster::clients::session::connect;
+use dax::credentials::{Secret, write_new};
 use serde_json::Value;
 use tokio::process::{Child, Command};
 
+#[path = "../../../backup/tests/support/object_server.rs"]
+mod object_server;
+
+use self::object_server::ObjectServer;
 use crate::backups::{Moment, check_all, take_over};
 use crate::elsewhere::{Elsewhere, open_directory};
+use crate::rest::ask;
 use crate::stage::{Stage, TIMEOUT, program};
 use crate::verbs::until;
 
 /// A cluster with a repository, and who fills it.
 struct Archived {
     stage: Stage,
-    repository: PathBuf,
+    place: Place,
     archiver: Option<Child>,
     images_every: &'static str,
 }
 
-impl Archived {
-    async fn start(test: &str, images_every: &'static str) -> Result<Archived> {
-        let stage = Stage::with_options(test, &["north", "south"], |options| {
-            let parameter = ("checkpoint_timeout".to_owned(), "30s".to_owned());
-            options.parameters.push(parameter);
+/// Where a repository is, with everything that a command needs to know of it.
+enum Place {
+    Directory(PathBuf),
+    /// A bucket whose objects lie in this directory, encrypted with the key of this file.
+    Bucket {
+        server: ObjectServer,
+        directory: PathBuf,
+        key: PathBuf,
+    },
+}
+
+impl Place {
+    fn directory(home: &Path) -> Result<Place> {
+        Ok(Place::Directory(open_directory(home, "repository")?))
+    }
+
+    async fn bucket(home: &Path) -> Result<Place> {
+        let directory = open_directory(home, "objects")?;
+        std::fs::create_dir(directory.join("backups"))?;
+        let key = home.join("backup.key");
+        write_new(&key, &Secret::random()?.to_hex())?;
+        Ok(Place::Bucket {
+            server: ObjectServer::start(&directory).await,
+            directory,
+            key,
         })
-        .await?;
-        let repository = open_directory(stage.path(), "repository")?;
+    }
+
+    /// What a repository begins with.
+    fn marker(&self) -> PathBuf {
+        match self {
+            Place::Directory(directory) => directory.join("understudy.json"),
+            Place::Bucket { directory, .. } => directory.join("backups/app/understudy.json"),
+        }
+    }
+
+    /// A command of backups, on this repository.
+    fn command(&self, verb: &[&str]) -> Command {
+        let mut command = Command::new(program());
+        command.args(verb).stdin(Stdio::null()).kill_on_drop(true);
+        match self {
+            Place::Directory(directory) => {
+                command.arg("--repository").arg(directory);
+            }
+            Place::Bucket { server, key, .. } => {
+                command.args(["--repository", "s3://backups/app", "--key-file"]);
+                command.arg(key).envs(server.environment());
+            }
+        }
+        command
+    }
+
+    async fn run(&self, verb: &[&str]) -> Result<String> {
+        let output = self.command(verb).output().await?;
+        let said = String::from_utf8_lossy(&output.stderr);
+        ensure!(output.status.success(), "{verb:?}: {said}");
+        Ok(String::from_utf8_lossy(&output.stdout).into_owned())
+    }
+}
+
+impl Archived {
+    async fn start(test: &str, images_every: &'static str, is_bucket: bool) -> Result<Archived> {
+        let stage = Stage::with_options(test, &["north", "south"], often_sealed).await?;
+        let place = match is_bucket {
+            true => Place::bucket(stage.path()).await?,
+            false => Place::directory(stage.path())?,
+        };
         let mut archived = Archived {
             stage,
-            repository,
+            place,
             archiver: None,
             images_every,
         };
@@ -40,39 +106,23 @@ impl Archived {
         Ok(archived)
     }
 
-    fn config(&self) -> Result<String> {
-        Ok(self
-            .stage
-            .cluster
-            .node("north")?
-            .config
-            .display()
-            .to_string())
-    }
-
-    fn place(&self) -> String {
-        self.repository.display().to_string()
-    }
-
     /// Begins to archive, in the place of who did before.
     fn archive(&mut self) -> Result<()> {
-        let log = std::fs::File::create(self.repository.with_extension("log"))?;
-        let archiver = Command::new(program())
-            .args(["backup", "archive", "--config", &self.config()?])
-            .args([
-                "--repository",
-                &self.place(),
-                "--images-every",
-                self.images_every,
-                "--log-every",
-                "500ms",
-            ])
-            .stdin(Stdio::null())
+        let log = std::fs::File::create(self.log())?;
+        let north = &self.stage.cluster.node("north")?.config;
+        let archiver = self
+            .place
+            .command(&["backup", "archive", "--log-every", "500ms"])
+            .args(["--images-every", self.images_every, "--config"])
+            .arg(north)
             .stderr(log)
-            .kill_on_drop(true)
             .spawn()?;
         self.archiver = Some(archiver);
         Ok(())
+    }
+
+    fn log(&self) -> PathBuf {
+        self.stage.path().join("archiver.log")
     }
 
     /// Kills who archives.
@@ -83,15 +133,13 @@ impl Archived {
 
     /// The images that are there; none yet if it is no repository yet.
     async fn images(&self) -> Result<Vec<Value>> {
-        if !self.repository.join("understudy.json").exists() {
-            let log = std::fs::read_to_string(self.repository.with_extension("log"))?;
+        if !self.place.marker().exists() {
+            let log = std::fs::read_to_string(self.log()).unwrap_or_default();
             ensure!(!log.contains("panicked"), "{log}");
             return Ok(Vec::new());
         }
-        let listed = ["backup", "list", "--json", "--repository", &self.place()];
-        Ok(serde_json::from_str(
-            &self.stage.cluster.run(&listed).await?,
-        )?)
+        let listed = self.place.run(&["backup", "list", "--json"]).await?;
+        Ok(serde_json::from_str(&listed)?)
     }
 
     /// Stops the load, and waits until its last commit is archived.
@@ -113,29 +161,25 @@ impl Archived {
 
     async fn restore(&self, directory: &Path, to: &str) -> Result<Elsewhere> {
         let at = directory.display().to_string();
-        let place = self.place();
-        let asked = [
-            "backup",
-            "restore",
-            "--repository",
-            &place,
-            "--directory",
-            &at,
-        ];
-        let asked = [&asked[..], &["--to", to]].concat();
-        self.stage.cluster.run(&asked).await?;
+        let asked = ["backup", "restore", "--directory", &at, "--to", to];
+        self.place.run(&asked).await?;
         Elsewhere::start(&self.stage, directory).await
     }
 
     /// What `backup verify` finds wrong.
     async fn verify(&self) -> Result<Vec<String>> {
-        let asked = ["backup", "verify", "--json", "--repository", &self.place()];
-        let output = Command::new(program()).args(asked).output().await?;
+        let output = self.place.command(&["backup", "verify", "--json"]).output();
+        let output = output.await?;
         let verified: Value = serde_json::from_slice(&output.stdout)?;
         let wrong: Vec<String> = serde_json::from_value(verified["wrong"].clone())?;
         ensure!(output.status.success() == wrong.is_empty(), "{verified}");
         Ok(wrong)
     }
+}
+
+fn often_sealed(options: &mut Options) {
+    let parameter = ("checkpoint_timeout".to_owned(), "30s".to_owned());
+    options.parameters.push(parameter);
 }
 
 fn lsn(text: &str) -> u64 {
@@ -159,7 +203,7 @@ async fn in_utc(stage: &mut Stage, time: &str) -> Result<String> {
 #[tokio::test(flavor = "multi_thread")]
 #[ignore = "system test: make test-system"]
 async fn any_moment_is_restored_over_takeovers() -> Result<()> {
-    let mut archived = Archived::start("repository", "15s").await?;
+    let mut archived = Archived::start("repository", "15s", true).await?;
     let mut moments = Vec::new();
     for round in 0..3 {
         archived.stage.commits(100).await?;
@@ -215,7 +259,7 @@ fn files(directory: &Path) -> Result<Vec<PathBuf>> {
 #[tokio::test(flavor = "multi_thread")]
 #[ignore = "system test: make test-system"]
 async fn a_backup_with_one_bit_changed_or_an_object_missing_is_told() -> Result<()> {
-    let mut archived = Archived::start("rotten", "1h").await?;
+    let mut archived = Archived::start("rotten", "1h", false).await?;
     archived.stage.commits(100).await?;
     let look = async || archived.images().await;
     until("there is an image", look, |images| !images.is_empty()).await?;
@@ -223,8 +267,11 @@ async fn a_backup_with_one_bit_changed_or_an_object_missing_is_told() -> Result<
     archived.kill_archiver().await?;
     ensure!(archived.verify().await?.is_empty());
     let home = open_directory(archived.stage.path(), "restored")?;
+    let Place::Directory(repository) = &archived.place else {
+        unreachable!("it was made as a directory");
+    };
     for (number, kind) in ["chunks", "images", "log"].into_iter().enumerate() {
-        let mut all = files(&archived.repository.join(kind))?;
+        let mut all = files(&repository.join(kind))?;
         if kind == "log" {
             // The beginning of the segment that redo begins in.
             all.retain(|path| {
@@ -264,5 +311,78 @@ async fn a_backup_with_one_bit_changed_or_an_object_missing_is_told() -> Result<
         }
     }
     ensure!(archived.verify().await?.is_empty(), "it is whole again");
+    archived.stage.end().await
+}
+
+// BK3
+#[tokio::test(flavor = "multi_thread")]
+#[ignore = "system test: make test-system"]
+async fn agents_archive_in_turns_and_a_drill_shows_that_it_can_be_restored() -> Result<()> {
+    let mut repository = None;
+    let stage = Stage::with_options("turns", &["north", "south"], |options| {
+        often_sealed(options);
+        let made = open_directory(&options.dir, "repository");
+        if let Ok(directory) = &made {
+            options.backup = vec![
+                format!("repository = \"{}\"", directory.display()),
+                "images_every = \"20s\"".to_owned(),
+                "log_every = \"500ms\"".to_owned(),
+                "keep = \"all for 1d\"".to_owned(),
+            ];
+        }
+        repository = Some(made);
+    })
+    .await?;
+    let mut archived = Archived {
+        stage,
+        place: Place::Directory(repository.context("options were asked for")??),
+        archiver: None,
+        images_every: "20s",
+    };
+    archived.stage.commits(100).await?;
+    for _ in 0..2 {
+        let active = archived.stage.cluster.wait_active(TIMEOUT).await?;
+        let look = async || {
+            let status: Value = serde_json::from_str(&archived.stage.cluster.ask("status").await?)?;
+            Ok(status["backups"][0].clone())
+        };
+        let archives = |told: &Value| {
+            let by = told["by"].as_str().unwrap_or_default();
+            !by.is_empty()
+                && by != active
+                && !told["image"].is_null()
+                && !told["archived"].is_null()
+        };
+        until("a standby archives", look, archives).await?;
+        archived.stage.commits(100).await?;
+        take_over(&mut archived.stage, 1).await?;
+    }
+    let history = archived.end_load().await?;
+    let home = open_directory(archived.stage.path(), "restored")?;
+    let restored = archived.restore(&home.join("latest"), "latest").await?;
+    check_all(&restored, &history).await?;
+    drop(restored);
+
+    let directory = home.join("drill").display().to_string();
+    let drill = ["backup", "drill", "--directory", &directory, "--query"];
+    let asked = "SELECT count(*) > 100 FROM understudy_ledger";
+    let told = archived.place.run(&[&drill[..], &[asked]].concat()).await?;
+    ensure!(told.contains("all is well"), "{told}");
+    ensure!(!home.join("drill").exists(), "nothing of it stays");
+    let asks = [&drill[..], &["SELECT false"]].concat();
+    let wrong = archived.place.command(&asks).output().await?;
+    let said = String::from_utf8_lossy(&wrong.stdout);
+    ensure!(
+        wrong.status.code() == Some(1) && said.contains("SELECT false"),
+        "{wrong:?}"
+    );
+    let told = archived.place.run(&["timeline"]).await?;
+    ensure!(told.contains("every moment from here"), "{told}");
+    ensure!(archived.verify().await?.is_empty());
+
+    let port = archived.stage.cluster.node("north")?.rest_port;
+    let look = async || Ok(ask(port, "GET /metrics", "", "").await?.1);
+    let shown = |text: &String| text.contains("understudy_backup_age_seconds{");
+    until("a node shows it", look, shown).await?;
     archived.stage.end().await
 }

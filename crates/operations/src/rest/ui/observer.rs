@@ -10,7 +10,7 @@ use std::time::Duration;
 
 use coordination::channel::{self, ChannelError, Request};
 use coordination::records::unix_ms;
-use coordination::records::{Control, Heartbeat, Member, Record, read_history};
+use coordination::records::{BackupState, Control, Heartbeat, Member, Record, read_history};
 use dax::ids::{Epoch, NodeName};
 use serde_json::{Value, json};
 use tokio::task::JoinHandle;
@@ -39,6 +39,11 @@ pub(in crate::rest) struct Observed {
 }
 
 impl Observed {
+    /// The repositories of backups.
+    pub(in crate::rest) fn backups(&self) -> Value {
+        self.document["backups"].clone()
+    }
+
     /// The page's document, with the samples after a moment.
     pub(super) fn state(&self, after_unix_ms: u64) -> Value {
         let mut state = self.document.clone();
@@ -248,12 +253,13 @@ async fn read(shared: &Shared, last: Registry, slow: bool) -> Read {
             .map_err(|e| failed(&e))?,
         false => last.history,
     };
-    let (usage, control) = match slow {
+    let (usage, control, backups) = match slow {
         true => (
             storage.usage().await.map_err(|e| failed(&e))?,
             Control::read(storage).await.map_err(|e| failed(&e))?,
+            BackupState::list(storage).await.map_err(|e| failed(&e))?,
         ),
-        false => (last.usage, last.control),
+        false => (last.usage, last.control, last.backups),
     };
     Ok(Registry {
         heartbeat,
@@ -262,5 +268,6 @@ async fn read(shared: &Shared, last: Registry, slow: bool) -> Read {
         usage,
         settings: Some(storage.settings().clone()),
         control,
+        backups,
     })
 }

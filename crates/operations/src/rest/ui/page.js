@@ -266,6 +266,25 @@ function proxyTree(proxy) {
 
 const proxiesTree = (state) => (state.proxies || []).map(proxyTree);
 
+/// A repository of backups, as who archives into it says.
+function backupTree(backup) {
+  const late = backup.lag_ms > 60000;
+  const [level, word] = backup.trouble ? ['bad', 'fails'] : !known(backup.age_ms) ? ['warn', 'no image yet']
+    : late ? ['warn', 'is late'] : ['ok', 'archives'];
+  return card('li', '',
+    h('div', { class: 'top' }, h('h3', null, backup.repository), h('span', { class: `word ${level}` }, shape(level), word)),
+    facts([
+      ['By', backup.by],
+      ['Last image', known(backup.age_ms) ? `${span(backup.age_ms)} ago` : null],
+      ['Log', known(backup.lag_ms) ? `complete ${span(backup.lag_ms)} ago` : null],
+      ['Not copied', backup.lag_bytes > 0 ? bytes(backup.lag_bytes) : null],
+      ['Last drill', known(backup.drill_age_ms) ? `${span(backup.drill_age_ms)} ago` : 'never'],
+      ['Trouble', backup.trouble],
+    ]));
+}
+
+const backupsTree = (state) => (state.backups || []).map(backupTree);
+
 function zoneTree(zone) {
   const state = !zone.up ? ['bad', 'down'] : zone.rebuilding ? ['warn', 'rebuilding']
     : zone.missed_blocks > 0 ? ['warn', 'catching up'] : ['ok', 'up'];
@@ -489,6 +508,7 @@ function page(state, samples, origin) {
     verdict: verdictTree(state),
     nodes: nodesTree(state, origin),
     proxies: proxiesTree(state),
+    backups: backupsTree(state),
     served: servedTree(state, samples),
     charts: chartsTree(state, samples),
     axis: axisTree(state, samples),

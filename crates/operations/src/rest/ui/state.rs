@@ -4,7 +4,7 @@
 //! that nobody tells is left out, so that nodes of two versions can be shown together.
 
 use coordination::address::Address;
-use coordination::records::{ActiveState, Control, Heartbeat, HistoryEntry, Member};
+use coordination::records::{ActiveState, BackupState, Control, Heartbeat, HistoryEntry, Member};
 use dax::ids::ReplicaId;
 use dax::storage::{ReplicaStatus, Usage, VolumeSettings};
 use serde_json::{Map, Value, json};
@@ -46,6 +46,7 @@ pub(super) struct Registry {
     pub usage: Vec<(ReplicaId, Usage)>,
     pub settings: Option<VolumeSettings>,
     pub control: Control,
+    pub backups: Vec<BackupState>,
 }
 
 /// All that a node knows of the cluster at one moment.
@@ -110,6 +111,13 @@ pub(super) fn document(sight: &Sight<'_>) -> Value {
         .iter()
         .map(|replica| zone(replica, said, &sight.registry.usage));
     let settings = sight.registry.settings.as_ref();
+    let synced = sight
+        .registry
+        .heartbeat
+        .as_ref()
+        .map(|beat| beat.synced_lsn);
+    let backups = sight.registry.backups.iter();
+    let backups = backups.map(|one| backup(one, synced, sight.unix_ms));
     let mut document = json!({
         "volume": sight.facts.scope,
         "node": sight.facts.node,
@@ -117,6 +125,7 @@ pub(super) fn document(sight: &Sight<'_>) -> Value {
         "seen_unix_ms": sight.unix_ms,
         "nodes": sight.nodes.iter().map(|(m, a)| node(m, a, sight)).collect::<Vec<_>>(),
         "zones": zones.collect::<Vec<_>>(),
+        "backups": backups.collect::<Vec<_>>(),
         "takeovers": sight.registry.history.iter().rev().collect::<Vec<_>>(),
     });
     let fields = document.as_object_mut().expect("it was made as an object");
@@ -154,6 +163,20 @@ fn protection(status: &Value) -> Option<Value> {
         fields.insert("level".to_owned(), json!(level));
     }
     Some(protection)
+}
+
+/// A repository of backups, with ages.
+fn backup(state: &BackupState, synced: Option<Lsn>, now: u64) -> Value {
+    let mut about = json!(state);
+    let fields = about.as_object_mut().expect("it was made as an object");
+    let age = |then: Option<u64>| then.map(|then| now.saturating_sub(then));
+    set(fields, "age_ms", age(state.image_unix_ms));
+    set(fields, "drill_age_ms", age(state.drill_unix_ms));
+    set(fields, "lag_ms", age(state.archived_unix_ms));
+    let lag = synced.zip(state.archived);
+    let lag = lag.map(|(synced, archived)| synced.bytes_since(archived));
+    set(fields, "lag_bytes", lag);
+    about
 }
 
 fn node(member: &Member, answer: &Answer, sight: &Sight<'_>) -> Value {

@@ -1,0 +1,153 @@
+//! `understudy backup` and `understudy timeline`: images and log outside of the zones.
+
+mod archive;
+mod drill;
+mod opened;
+mod restore;
+mod show;
+mod turn;
+
+use std::time::{Duration, Instant};
+
+use backup::archive::{Archiver, Copied};
+use backup::create::{Pace, create};
+use backup::error::Error;
+use backup::expire::{Policy, expire};
+use backup::manifest::Manifest;
+use backup::repository::Repository;
+use backup::source::Source;
+use backup::verify::reach_of;
+use serde_json::json;
+
+use self::opened::{claim, existing, open, progress, registry, rules};
+use crate::cli;
+use crate::demo::timeline::thousands;
+use crate::exit::{Code, Failure};
+
+/// Runs what was asked for.
+pub async fn run(command: cli::Backup) -> anyhow::Result<Code> {
+    let done = match command {
+        cli::Backup::Create(args) => create_now(args).await,
+        cli::Backup::Archive(args) => archive::run(args).await,
+        cli::Backup::List(args) => show::list(args).await,
+        cli::Backup::Verify(args) => show::verify_all(args).await,
+        cli::Backup::Restore(args) => restore::run(args).await,
+        cli::Backup::Drill(args) => drill::run(args).await,
+        cli::Backup::Expire(args) => expire_now(args).await,
+    };
+    done.map_err(explain)
+}
+
+/// `understudy timeline`
+pub async fn timeline(args: cli::BackupRepository) -> anyhow::Result<Code> {
+    show::timeline(args).await.map_err(explain)
+}
+
+/// Exit code and advice for an error, for who gave the command.
+fn explain(error: anyhow::Error) -> anyhow::Error {
+    let advice = match error.downcast_ref::<Error>() {
+        Some(Error::Refused(_) | Error::OutOfReach { .. }) => (Code::Refused, None),
+        Some(Error::Volume(volume::error::Error::ClaimLost)) => (
+            Code::Failed,
+            Some(
+                "The active gave back what was being read: it needed more log than storage.claim_cap allows, or the zones were out of \
+                 reach for ten minutes. What was copied is of use to the next try.",
+            ),
+        ),
+        Some(Error::Damaged { .. } | Error::Missing(_)) => (
+            Code::Failed,
+            Some(
+                "Look what else is damaged with understudy backup verify, and restore from another image or repository.",
+            ),
+        ),
+        Some(Error::Store(_)) => (
+            Code::Unavailable,
+            Some(
+                "A directory must exist. For S3 set AWS_ACCESS_KEY_ID, AWS_SECRET_ACCESS_KEY, AWS_REGION, and for another server \
+                 than Amazon's AWS_ENDPOINT (with AWS_ALLOW_HTTP=true if it is without TLS); the bucket must exist.",
+            ),
+        ),
+        _ => return error,
+    };
+    let mut failure = Failure::new(advice.0, error.to_string());
+    if let Some(hint) = advice.1 {
+        failure = failure.advise(hint);
+    }
+    error.context(failure)
+}
+
+async fn create_now(args: cli::CreateBackup) -> anyhow::Result<Code> {
+    let began = Instant::now();
+    let registry = registry(&args.config).await?;
+    let place = &args.to.place;
+    let repository = open(&place.repository, place.key_file.as_deref())?;
+    let mut source = claim(&registry, &repository, args.name, None).await?;
+    let pace = Pace::new(args.rate.map(|rate| rate.0));
+    let done = copy_image(&mut source, &repository, &pace).await;
+    // Whether it succeeded or not, nothing is kept for it any more.
+    let released = source.release().await;
+    let manifest = done?;
+    released?;
+    let reach = reach_of(&repository, &manifest.id(), &manifest).await?;
+    if args.to.json {
+        println!("{}", show::shown(&manifest, Ok(reach), false));
+    } else {
+        println!(
+            "image {}: {} MB, of which {} MB were new, in {:.1} s; restorable from {} to {reach}",
+            manifest.id(),
+            thousands(manifest.size_bytes() >> 20),
+            thousands(manifest.written_bytes >> 20),
+            began.elapsed().as_secs_f64(),
+            manifest.end
+        );
+    }
+    Ok(Code::Ok)
+}
+
+/// Copies the image that the source stands on, and the log from there up to what is durable at the end.
+async fn copy_image(
+    source: &mut Source,
+    repository: &Repository,
+    pace: &Pace,
+) -> Result<Manifest, Error> {
+    let redo = source.seal().redo;
+    let mut archiver = Archiver::begin(source, repository, redo).await?;
+    let manifest = create(source, &mut archiver, repository, pace, progress()).await?;
+    loop {
+        match archiver.copy(source).await? {
+            Copied::To(end) if end >= manifest.end => return Ok(manifest),
+            Copied::Gap(at) => {
+                return Err(Error::Refused(format!(
+                    "the log from {at} on was given back while the image was copied"
+                )));
+            }
+            Copied::To(_) | Copied::Later => tokio::time::sleep(Duration::from_millis(100)).await,
+        }
+    }
+}
+
+async fn expire_now(args: cli::ExpireBackups) -> anyhow::Result<Code> {
+    let repository = existing(&args.from.place).await?;
+    let policy = Policy {
+        keep: rules(&args.keep)?,
+        log_for: args.log_for,
+        grace: args.grace,
+    };
+    let expired = expire(&repository, &policy).await?;
+    if args.from.json {
+        println!("{}", json!(expired));
+    } else if expired.is_copying {
+        println!("somebody copies into the repository: nothing was removed");
+    } else {
+        println!(
+            "removed: {} images, {} segments of the log, {} pieces with {} MB; {} more pieces that no image has go after {}",
+            expired.images.len(),
+            expired.segments,
+            expired.chunks,
+            thousands(expired.bytes >> 20),
+            expired.noted,
+            humantime::format_duration(policy.grace)
+        );
+    }
+    Ok(Code::Ok)
+}
