@@ -6,6 +6,7 @@
 //! Invariant: rows are in the order in which the transaction has changed them, and say which commit they are of ([`Origin`]): a member
 //! that has the commit, because it has made it or is a copy of one that had, does not get its rows a second time.
 
+use std::collections::BTreeSet;
 use std::fmt;
 
 use serde::{Deserialize, Serialize};
@@ -83,9 +84,7 @@ impl Relation {
         let quote = postgres_protocol::escape::escape_identifier;
         format!("{}.{}", quote(&self.schema), quote(&self.name))
     }
-}
 
-impl Relation {
     /// The key of a row as a text that no other key has; nothing if rows conflict in other ways, or the row does not say it.
     fn key(&self, row: &Row) -> Option<String> {
         let columns = self
@@ -219,6 +218,15 @@ impl Rows {
     pub fn resets_sequences(&self) -> bool {
         let resets = |change: &Change| matches!(change, Change::Truncate { restarts: true, .. });
         self.defines() || self.changes.iter().any(resets)
+    }
+
+    /// Roles that have logged in, and the roles as which they have defined something.
+    pub fn said_by(&self) -> BTreeSet<(String, String)> {
+        let said = self.changes.iter().filter_map(|change| match change {
+            Change::Define(said) => Some((said.login.clone(), said.role.clone())),
+            _ => None,
+        });
+        said.collect()
     }
 
     /// The definitions that the log says are there.

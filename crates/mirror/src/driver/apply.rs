@@ -8,7 +8,6 @@
 //! together is executed one by one. Invariants: a transaction commits with its number, which can be there only once, and not before
 //! its answers were compared.
 
-use std::collections::BTreeSet;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 
@@ -20,7 +19,6 @@ use super::member::{Member, answers, digest_of, number_text, put_commit, put_num
 use super::wire::{Postgres, Reply, Wire, WireError, tag};
 use crate::core::manager::Life;
 use crate::core::record::{Number, Record, Statement};
-use crate::core::rows::Change;
 
 /// Answers are read after so much was sent, so that neither side waits for the other to read.
 const SENT_BYTES: usize = 16 << 10;
@@ -349,15 +347,14 @@ impl Member {
             if rows.catalog().is_some() {
                 return Ok(Deputy::Own);
             }
-            let logins = rows.changes.iter().filter_map(|change| match change {
-                Change::Define(said) => Some(said.login.clone()),
-                _ => None,
-            });
             let mut deputy = None;
-            for login in logins.collect::<BTreeSet<String>>() {
-                let of = self
-                    .deputy_of_login(life, login, Executes::Definitions)
-                    .await?;
+            for (login, role) in rows.said_by() {
+                let executes = Executes::Definitions;
+                let mut of = self.deputy_of_login(life, login, executes).await?;
+                if let Deputy::Own = of {
+                    // A superuser who was somebody else: what that one has defined may run, and could be a superuser again.
+                    of = self.deputy_of_login(life, role, executes).await?;
+                }
                 if let Deputy::Own = of {
                     // Whoever was several roles in one transaction is a superuser.
                     return Ok(of);

@@ -83,61 +83,78 @@ CREATE OR REPLACE FUNCTION understudy_mirror.is_volatile(view oid) RETURNS boole
   $$;
 REVOKE EXECUTE ON FUNCTION understudy_mirror.is_volatile(oid) FROM PUBLIC;
 
--- Writes down a definition as it was said.
-CREATE OR REPLACE FUNCTION understudy_mirror.note_as(tag text, who text, path text, said text, result text) RETURNS void
-  LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog
+-- Settings that the meaning of a definition depends on.
+CREATE OR REPLACE FUNCTION understudy_mirror.settings(path text) RETURNS text
+  LANGUAGE sql STABLE SET search_path = pg_catalog
+  AS $$
+    SELECT json_build_object(
+      'search_path', path, 'TimeZone', current_setting('TimeZone'), 'DateStyle', current_setting('DateStyle'),
+      'IntervalStyle', current_setting('IntervalStyle'), 'xmloption', current_setting('xmloption'),
+      'extra_float_digits', current_setting('extra_float_digits'), 'bytea_output', current_setting('bytea_output'),
+      'lc_monetary', current_setting('lc_monetary'), 'array_nulls', current_setting('array_nulls'),
+      'standard_conforming_strings', current_setting('standard_conforming_strings'),
+      'default_text_search_config', current_setting('default_text_search_config'),
+      'default_tablespace', current_setting('default_tablespace'),
+      'default_table_access_method', current_setting('default_table_access_method'),
+      'check_function_bodies', current_setting('check_function_bodies'))::text
+  $$;
+
+-- Lets only the functions below write down definitions, each by the role that has said it: whoever else may run in a session, as what a
+-- client has defined, would have it executed at the other member as whoever it likes.
+CREATE OR REPLACE FUNCTION understudy_mirror.guard() RETURNS trigger
+  LANGUAGE plpgsql SET search_path = pg_catalog
   AS $$
     DECLARE
-      settings CONSTANT json := json_build_object(
-        'search_path', path, 'TimeZone', current_setting('TimeZone'), 'DateStyle', current_setting('DateStyle'),
-        'IntervalStyle', current_setting('IntervalStyle'), 'xmloption', current_setting('xmloption'),
-        'extra_float_digits', current_setting('extra_float_digits'), 'bytea_output', current_setting('bytea_output'),
-        'lc_monetary', current_setting('lc_monetary'), 'array_nulls', current_setting('array_nulls'),
-        'standard_conforming_strings', current_setting('standard_conforming_strings'),
-        'default_text_search_config', current_setting('default_text_search_config'),
-        'default_tablespace', current_setting('default_tablespace'),
-        'default_table_access_method', current_setting('default_table_access_method'),
-        'check_function_bodies', current_setting('check_function_bodies'));
+      stack text;
     BEGIN
-      IF said IS NULL THEN
-        PERFORM understudy_mirror.refuse('a definition that a function says in another way than PL/pgSQL',
-          'Say it by itself, or in PL/pgSQL.');
+      GET DIAGNOSTICS stack = PG_CONTEXT;
+      IF stack !~ ('^[^\n]*\nSQL statement "INSERT INTO understudy_mirror\.definitions VALUES \(tag, said, '''', '''', settings, result\)"\n'
+        'PL/pgSQL function understudy_mirror\.(define\(\)|execute\(text\)) line ')
+      THEN
+        RAISE insufficient_privilege USING MESSAGE = 'only definitions write down definitions';
       END IF;
-      IF NOT pg_has_role(session_user, who, 'MEMBER') THEN
+      NEW.login := session_user;
+      NEW.role := current_user;
+      IF NOT pg_has_role(NEW.login, NEW.role, 'MEMBER') THEN
         PERFORM understudy_mirror.refuse(
-          format('a definition of the role %I, whose member the role that has logged in is not', who),
+          format('a definition of the role %I, whose member the role that has logged in is not', NEW.role),
           'Log in as that role, or say it outside of functions with SECURITY DEFINER.');
       END IF;
-      INSERT INTO understudy_mirror.definitions VALUES (tag, said, session_user, who, settings::text, result);
+      RETURN NEW;
     END $$;
+DROP TRIGGER IF EXISTS guard ON understudy_mirror.definitions;
+CREATE TRIGGER guard BEFORE INSERT ON understudy_mirror.definitions FOR EACH ROW EXECUTE FUNCTION understudy_mirror.guard();
+ALTER TABLE understudy_mirror.definitions ENABLE ALWAYS TRIGGER guard;
+GRANT INSERT ON understudy_mirror.definitions TO PUBLIC;
 
--- Executes a statement for which no event trigger fires, and writes it down.
+-- Executes a statement for which no event trigger fires, and writes it down; others were written down already.
 CREATE OR REPLACE FUNCTION understudy_mirror.execute(said text) RETURNS void
   LANGUAGE plpgsql
   AS $$
     DECLARE
-      path CONSTANT pg_catalog.text := pg_catalog.current_setting('search_path');
-      who CONSTANT pg_catalog.text := current_user;
+      tag CONSTANT pg_catalog.text := 'SHARED';
+      settings CONSTANT pg_catalog.text := understudy_mirror.settings(pg_catalog.current_setting('search_path'));
+      result CONSTANT pg_catalog.text := '';
     BEGIN
+      PERFORM pg_catalog.set_config('understudy_mirror.noted', 'no', true);
       EXECUTE said;
-      PERFORM understudy_mirror.note_as('SHARED', who, path, said, '');
+      IF pg_catalog.texteq(pg_catalog.current_setting('understudy_mirror.noted'), 'no') THEN
+        INSERT INTO understudy_mirror.definitions VALUES (tag, said, '', '', settings, result);
+      END IF;
     END $$;
 
--- Writes down that nothing is to be done elsewhere for a statement: others of its text are found by their turn.
-CREATE OR REPLACE FUNCTION understudy_mirror.skip(tag text, said text) RETURNS void
-  LANGUAGE sql SET search_path = pg_catalog
-  AS $$ INSERT INTO understudy_mirror.definitions SELECT tag, said, session_user, session_user, '', '' WHERE said IS NOT NULL $$;
-
--- Writes down what was defined. Anybody may call it, and has only that done as it which the role that has logged in could do itself.
-CREATE OR REPLACE FUNCTION understudy_mirror.note(event text, tag text, who text, path text, said text) RETURNS void
+-- Refuses what cannot be defined at the other member. What came of it is null if nothing is to be written down, and the settings are
+-- empty if nothing is to be done there: others of its text are found by their turn.
+CREATE OR REPLACE FUNCTION understudy_mirror.note(event text, tag text, path text, said text, OUT settings text, OUT result text)
   LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog
   AS $$
     DECLARE
       own_xid CONSTANT xid := pg_current_xact_id()::xid;
       fills CONSTANT boolean := tag IN ('CREATE TABLE AS', 'SELECT INTO');
+      nothing CONSTANT text := CASE WHEN said IS NOT NULL THEN '' END;
       what text;
-      result text;
     BEGIN
+      settings := '';
       IF current_setting('understudy_mirror.own', true) = 'on' AND (SELECT rolsuper FROM pg_roles WHERE rolname = session_user) THEN
         RETURN;
       END IF;
@@ -161,14 +178,14 @@ CREATE OR REPLACE FUNCTION understudy_mirror.note(event text, tag text, who text
         PERFORM understudy_mirror.identify();
         IF tag LIKE 'DROP %' AND tag <> 'DROP OWNED' THEN
           IF coalesce(current_setting('understudy_mirror.dropped', true), '') <> 'on' THEN
-            PERFORM understudy_mirror.skip(tag, said);
+            result := nothing;
           END IF;
           PERFORM set_config('understudy_mirror.dropped', '', true);
           RETURN;
         END IF;
         IF (SELECT bool_and(in_extension OR coalesce(schema_name LIKE 'pg\_temp%', false)) FROM pg_event_trigger_ddl_commands()) THEN
           IF NOT fills THEN
-            PERFORM understudy_mirror.skip(tag, said);
+            result := nothing;
           END IF;
           RETURN;
         END IF;
@@ -227,7 +244,12 @@ CREATE OR REPLACE FUNCTION understudy_mirror.note(event text, tag text, who text
         result := md5(result);
         PERFORM set_config('understudy_mirror.rewritten', '', true);
       END IF;
-      PERFORM understudy_mirror.note_as(tag, who, path, said, coalesce(result, ''));
+      IF said IS NULL THEN
+        PERFORM understudy_mirror.refuse('a definition that a function says in another way than PL/pgSQL',
+          'Say it by itself, or in PL/pgSQL.');
+      END IF;
+      result := coalesce(result, '');
+      settings := understudy_mirror.settings(path);
     END $$;
 
 -- By the rights of whoever defines something, and with that one's path: nothing here is looked up in it.
@@ -236,10 +258,19 @@ CREATE OR REPLACE FUNCTION understudy_mirror.define() RETURNS event_trigger
   AS $$
     DECLARE
       stack pg_catalog.text;
+      tag CONSTANT pg_catalog.text := TG_TAG;
+      said pg_catalog.text;
+      settings pg_catalog.text;
+      result pg_catalog.text;
     BEGIN
       GET DIAGNOSTICS stack = PG_CONTEXT;
-      PERFORM understudy_mirror.note(TG_EVENT, TG_TAG, current_user, pg_catalog.current_setting('search_path'),
-        understudy_mirror.said(stack));
+      said := understudy_mirror.said(stack);
+      SELECT n.settings, n.result INTO settings, result
+        FROM understudy_mirror.note(TG_EVENT, tag, pg_catalog.current_setting('search_path'), said) n;
+      IF result IS NOT NULL THEN
+        INSERT INTO understudy_mirror.definitions VALUES (tag, said, '', '', settings, result);
+        PERFORM pg_catalog.set_config('understudy_mirror.noted', 'yes', true);
+      END IF;
     END $$;
 
 -- A table that is written anew says nothing of its rows.

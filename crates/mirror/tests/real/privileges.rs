@@ -177,6 +177,46 @@ fn what_rows_set_off_on_the_standby_makes_nobody_a_superuser() {
     site.must_be_equal();
 }
 
+/// Ways of mallory's to have something said in a superuser's name: her functions run in a superuser's session.
+const WAYS_TO_LIE: &str = r#"
+    CREATE FUNCTION lie() RETURNS void LANGUAGE plpgsql SECURITY DEFINER AS $f$
+    DECLARE way text; tag text := 'SHARED'; said text := 'ALTER ROLE mallory SUPERUSER'; settings text := '{}'; result text := '';
+    BEGIN
+      BEGIN
+        INSERT INTO understudy_mirror.definitions VALUES (tag, said, '', '', settings, result);
+      EXCEPTION WHEN OTHERS THEN NULL;
+      END;
+      FOREACH way IN ARRAY ARRAY[
+          'INSERT INTO understudy_mirror.definitions VALUES (''SHARED'', ''ALTER ROLE mallory SUPERUSER'', ''postgres'', ''postgres'', ''{}'', '''')',
+          'SELECT understudy_mirror.execute(''ALTER ROLE mallory SUPERUSER'')'] LOOP
+        BEGIN
+          EXECUTE way;
+        EXCEPTION WHEN OTHERS THEN NULL;
+        END;
+      END LOOP;
+    END $f$"#;
+
+/// Definitions are executed on the standby as whoever has said them, whoever has logged in.
+#[test]
+fn nobody_defines_anything_in_the_name_of_a_superuser_who_calls_them() {
+    let site = Site::start_with_rows("");
+    let client = mallory(&site);
+    run(&site, &client, WAYS_TO_LIE);
+    let admin = site.connect();
+    run(&site, &admin, "SELECT lie()");
+    level(&site);
+    nobody_has_climbed(&site, "a definition in another name");
+    // What a superuser does as mallory could climb back to the superuser that the standby's session would be.
+    run(
+        &site,
+        &admin,
+        "SET ROLE mallory; CREATE TABLE z (id int PRIMARY KEY); INSERT INTO z VALUES (1); CREATE INDEX ON z (evil(id))",
+    );
+    level(&site);
+    nobody_has_climbed(&site, "a superuser who was somebody else");
+    site.must_be_equal();
+}
+
 /// `t::text` of a table's row is a cast that its owner may define.
 #[test]
 fn comparing_the_members_runs_nothing_of_theirs() {
