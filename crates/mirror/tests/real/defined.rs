@@ -2,7 +2,7 @@
 
 use crate::cases::{Case, Wants::*, go_through};
 use crate::server::psql;
-use crate::site::{Site, run};
+use crate::site::{Site, run, value};
 
 const CASES: &[Case] = &[
     (
@@ -211,6 +211,33 @@ const CASES: &[Case] = &[
 fn definitions_of_all_kinds_are_equal_on_both_members_or_refused() {
     let site = Site::start_with_rows("");
     go_through(&site, &site.connect(), &CASES.iter().collect::<Vec<_>>());
+}
+
+/// The same by the extended protocol, within a transaction; and no password is written down.
+#[test]
+fn a_role_is_made_by_a_prepared_statement_and_its_password_is_not_logged() {
+    let site = Site::start_with_rows("");
+    let client = site.connect();
+    let texts = [
+        "BEGIN",
+        "CREATE ROLE prepared LOGIN PASSWORD 'very secret'",
+        "GRANT pg_monitor TO prepared",
+        "CREATE SCHEMA AUTHORIZATION prepared",
+        "COMMIT",
+        "ALTER ROLE prepared ENCRYPTED PASSWORD 'very secret'",
+    ];
+    for text in texts {
+        let done = site.runtime.block_on(client.execute(text, &[]));
+        done.unwrap_or_else(|error| panic!("{text}: {error:?}"));
+    }
+    site.must_be_equal();
+    let told = "SELECT count(*) FROM understudy_mirror.definitions WHERE said LIKE '%secret%'";
+    assert_eq!(value(&site, &client, told).as_deref(), Some("0"));
+    let refused = site.runtime.block_on(client.execute("LOCK pg_class", &[]));
+    let code = refused.expect_err("it is refused").code().cloned();
+    assert_eq!(code.as_ref().map(|code| code.code()), Some("0A000"));
+    run(&site, &client, "CREATE TABLE goes_on (id int)");
+    site.must_be_equal();
 }
 
 /// Ways to change a member that no event trigger is told of, and what is said then.
