@@ -11,6 +11,7 @@
 //! no commit of which it does not know that the log has it. Each epoch has a stream of its own, which begins where the log ends.
 
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use bytes::BytesMut;
@@ -52,7 +53,8 @@ pub async fn watch(hub: Arc<Hub>) {
             };
             if let Err(error) = ended {
                 tracing::warn!(%error, ?epoch, "the stream of the member's commits has ended; beginning again");
-                if rows::has_lost_slot(&hub.member).await {
+                let is_filling = || hub.is_filling.load(Ordering::Acquire);
+                if !is_filling() && rows::has_lost_slot(&hub.member).await && !is_filling() {
                     hub.has_no_slot();
                 }
             }

@@ -28,7 +28,8 @@ said (kind, name, said) AS (
   WHERE c.relkind IN ('r', 'p', 'v', 'm', 'f', 'c') AND a.attnum > 0 AND NOT a.attisdropped
   UNION ALL
   SELECT 'constraint', format('%s of %s', quote_ident(k.conname), coalesce(c.name, k.contypid::regtype::text)),
-    concat_ws(' ', pg_get_constraintdef(k.oid), k.convalidated, k.conislocal, k.coninhcount, k.connoinherit)
+    -- Not by whom it was inherited, which a dump says in another way.
+    concat_ws(' ', pg_get_constraintdef(k.oid), k.convalidated)
   FROM pg_constraint k LEFT JOIN relations c ON c.oid = k.conrelid
   WHERE k.connamespace IN (SELECT oid FROM schemas) AND (k.conrelid = 0 OR c.oid IS NOT NULL)
   UNION ALL

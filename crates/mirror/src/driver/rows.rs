@@ -294,14 +294,15 @@ fn portable(said: &mut Definition, turn: usize) -> bool {
     true
 }
 
-/// True if the member's slot has lost WAL that was not decoded (`max_slot_wal_keep_size`), or is not there any more.
+/// True if the member had a slot that is not there any more, or has lost WAL that was not decoded (`max_slot_wal_keep_size`). A copy that
+/// is being made has none yet.
 pub async fn has_lost_slot(member: &Member) -> bool {
     let asked = format!(
-        "SELECT pg_catalog.count(*) FROM pg_catalog.pg_replication_slots \
-         WHERE slot_name = '{NAME}' AND database = pg_catalog.current_database() AND wal_status <> 'lost'"
+        "SELECT logged IS NOT NULL AND NOT EXISTS (SELECT FROM pg_catalog.pg_replication_slots \
+         WHERE slot_name = '{NAME}' AND database = pg_catalog.current_database() AND wal_status <> 'lost') FROM understudy_mirror.state"
     );
     let asked = member.ask(&asked).await;
-    asked.is_ok_and(|reply| reply.value().as_deref() == Some("0"))
+    asked.is_ok_and(|reply| reply.value().as_deref() == Some("t"))
 }
 
 /// Says up to where the log has the member's commits, and that everything before is on the disk.

@@ -213,6 +213,36 @@ fn definitions_of_all_kinds_are_equal_on_both_members_or_refused() {
     go_through(&site, &site.connect(), &CASES.iter().collect::<Vec<_>>());
 }
 
+/// A member that is made anew by a copy has the same definitions as if it had executed all of them.
+#[test]
+fn a_copy_has_the_same_definitions() {
+    let mut site = Site::start_with_rows("");
+    let client = site.connect();
+    let all = CASES.iter().chain(crate::rows::CASES);
+    let equal = all.filter(|(_, _, wants)| matches!(wants, Equal));
+    for text in equal.flat_map(|(_, texts, _)| *texts) {
+        run(&site, &client, text);
+    }
+    let before = site.must_be_equal();
+    let standby = 1 - site.who_serves();
+    site.kill_manager(standby);
+    let dropped = "SELECT pg_drop_replication_slot('understudy_mirror')";
+    site.wait("the slot is dropped", || {
+        psql(&site.member(standby), dropped).is_ok()
+    });
+    site.manage(standby);
+    site.settle();
+    assert_eq!(site.kept(standby).len(), 1);
+    assert_eq!(site.must_be_equal().rows, before.rows);
+    run(&site, &site.connect(), "CREATE TABLE looked_at (id int)");
+    std::thread::sleep(std::time::Duration::from_secs(1));
+    assert_eq!(
+        site.status(standby).and_then(|status| status.difference),
+        None
+    );
+    site.must_be_equal();
+}
+
 /// The same by the extended protocol, within a transaction; and no password is written down.
 #[test]
 fn a_role_is_made_by_a_prepared_statement_and_its_password_is_not_logged() {

@@ -6,7 +6,7 @@ use crate::site::{Site, connect, run, value};
 
 /// The kinds of transactions that made members differ when statements were executed twice, and what applications do all day. Each is a
 /// few texts, one after the other, each of which is what a client sends at once.
-const CASES: &[Case] = &[
+pub const CASES: &[Case] = &[
     (
         "triggers of children by ON DELETE CASCADE and SET NULL",
         &[
