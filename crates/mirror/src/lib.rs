@@ -7,4 +7,5 @@
 
 pub mod core;
 pub mod driver;
+pub mod rows;
 pub mod sql;

@@ -84,6 +84,7 @@ pub struct Parameter {
     /// True if the value is in the binary format.
     pub is_binary: bool,
     /// The value; `None` if it is null.
+    #[serde(with = "super::raw::optional")]
     pub value: Option<Vec<u8>>,
 }
 
@@ -97,6 +98,7 @@ pub struct Statement {
     /// The formats of what it returns, as `Bind` says them; none for text.
     pub result_formats: Vec<i16>,
     /// What follows `COPY ... FROM STDIN`.
+    #[serde(with = "super::raw::optional")]
     pub copied: Option<Vec<u8>>,
     /// What the primary answered; `None` where only the effect counts.
     pub digest: Option<Digest>,
@@ -192,6 +194,18 @@ pub struct Record {
 }
 
 impl Record {
+    /// The first number of a long transaction, of which this record is the end, with all of its pieces.
+    pub fn first(&self) -> Number {
+        let header = self.draft.header().unwrap_or_default();
+        Number(self.number.0.saturating_sub(u64::from(header.piece)))
+    }
+
+    /// True if the rest of its transaction follows in other records.
+    pub fn is_piece(&self) -> bool {
+        let header = self.draft.header();
+        header.is_some_and(|header| !header.is_last)
+    }
+
     /// About how long it is in memory, and on its way.
     pub fn bytes(&self) -> usize {
         let of = |statement: &Statement| {

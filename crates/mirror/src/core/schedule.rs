@@ -71,6 +71,11 @@ impl Schedule {
         record
     }
 
+    /// One that was started.
+    pub fn started(&self, number: Number) -> Option<&Record> {
+        self.started.get(&number)
+    }
+
     /// One that was started is done: those that may be executed now.
     pub fn done(&mut self, number: Number) -> Vec<Record> {
         let done = self.started.remove(&number);

@@ -13,11 +13,10 @@ use std::time::Duration;
 
 use bytes::BytesMut;
 use postgres_protocol::message::frontend;
-use proxy::core::settings::quote_literal;
 
-use super::deputy::{self, Deputy};
-use super::member::{Member, answers, digest_of, put_commit, put_number};
-use super::wire::{Postgres, Wire, WireError, tag};
+use super::deputy::{self, Deputy, Executes, ROWS};
+use super::member::{Member, answers, digest_of, number_text, put_commit, put_number};
+use super::wire::{Postgres, Reply, Wire, WireError, tag};
 use crate::core::manager::Life;
 use crate::core::record::{Number, Record, Statement};
 
@@ -25,8 +24,6 @@ use crate::core::record::{Number, Record, Statement};
 const SENT_BYTES: usize = 16 << 10;
 /// How often a transaction is tried, before it is told why it cannot be executed.
 const ATTEMPTS: u32 = 10;
-/// How far ahead sequences are set, so that they need not be set each time.
-const AHEAD: i64 = 32;
 
 /// What came of executing a transaction of the log.
 #[derive(Debug)]
@@ -40,7 +37,7 @@ pub enum Applied {
 }
 
 /// Why transactions of the log were not executed.
-enum Failed {
+pub(super) enum Failed {
     Wire(WireError),
     Differs(String),
 }
@@ -69,7 +66,11 @@ pub struct Applier {
     /// Of which definitions its prepared statements are.
     definitions: u64,
     /// Something was put that `Sync` must follow.
-    is_open: bool,
+    pub(super) is_open: bool,
+    /// It writes rows, and nothing but that.
+    pub(super) is_writer: bool,
+    /// A deputy's session writes rows with this secret.
+    pub(super) secret: Option<String>,
 }
 
 impl Applier {
@@ -82,6 +83,8 @@ impl Applier {
             settings: None,
             definitions: 0,
             is_open: false,
+            is_writer: false,
+            secret: None,
         }
     }
 
@@ -144,18 +147,26 @@ impl Applier {
 
     /// Sends what was put, and compares what is answered.
     async fn compare(&mut self, sent: &mut Vec<&Statement>) -> Result<(), Failed> {
-        if !std::mem::take(&mut self.is_open) {
+        let Some(reply) = self.end_batch().await? else {
             return Ok(());
-        }
-        self.session.wire.sync();
-        self.session.wire.flush().await?;
-        let reply = self.session.reply().await?.checked()?;
-        self.session.wire.statements.seen();
+        };
         let mut answers = answers(&reply.messages);
         for statement in sent.drain(..) {
             check(statement, answers.next().unwrap_or_default())?;
         }
         Ok(())
+    }
+
+    /// Sends what was put: what is answered, if anything was put.
+    pub(super) async fn end_batch(&mut self) -> Result<Option<Reply>, Failed> {
+        if !std::mem::take(&mut self.is_open) {
+            return Ok(None);
+        }
+        self.session.wire.sync();
+        self.session.wire.flush().await?;
+        let reply = self.session.reply().await?.checked()?;
+        self.session.wire.statements.seen();
+        Ok(Some(reply))
     }
 
     async fn copy(&mut self, statement: &Statement, copied: &[u8]) -> Result<(), Failed> {
@@ -173,7 +184,13 @@ impl Applier {
     /// Commits transactions with their numbers.
     async fn commit(&mut self, records: &[Record]) -> Result<(), Failed> {
         for record in records {
-            put_number(&mut self.session.wire, record.number, record.draft.token)?;
+            for number in record.first().0..=record.number.0 {
+                let (number, token) = (Number(number), record.draft.token);
+                match self.secret {
+                    Some(_) => self.write(number_text(number, token)).await?,
+                    None => put_number(&mut self.session.wire, number, token)?,
+                }
+            }
         }
         put_commit(&mut self.session.wire)?;
         self.session.wire.flush().await?;
@@ -236,7 +253,7 @@ impl Member {
             return Vec::new();
         };
         let mut applied = Vec::new();
-        let login = |record: &Record| record.draft.login();
+        let login = |record: &Record| (record.draft.login(), record.draft.header().is_some());
         let is_of_one = records
             .windows(2)
             .all(|two| login(&two[0]) == login(&two[1]));
@@ -280,6 +297,7 @@ impl Member {
 
     async fn attempt(&self, life: Life, records: &[Record]) -> Result<(), Failed> {
         let deputy = self.deputy_of(life, records.first()).await?;
+        let secret = self.secret_of(life, records, &deputy).await?;
         // A member that lets nobody in has answered nothing.
         let applier = self.applier(life, &deputy).await;
         let mut applier = applier.map_err(|error| match deputy {
@@ -290,6 +308,7 @@ impl Member {
                 target.user
             )),
         })?;
+        applier.secret = secret;
         let executed = match self.execute(&mut applier, records).await {
             Err(failed @ (Failed::Differs(_) | Failed::Wire(WireError::Said(_)))) => {
                 if let Err(error) = applier.give_up().await {
@@ -321,20 +340,86 @@ impl Member {
         let Some(draft) = record.map(|record| &record.draft) else {
             return Ok(Deputy::Own);
         };
+        let rows = draft
+            .rows()
+            .map_err(|error| Failed::Differs(error.to_string()))?;
+        if let Some(rows) = rows {
+            if rows.catalog().is_some() {
+                return Ok(Deputy::Own);
+            }
+            let mut deputy = None;
+            for (login, role) in rows.said_by() {
+                let executes = Executes::Definitions;
+                let mut of = self.deputy_of_login(life, login, executes).await?;
+                if let Deputy::Own = of {
+                    // A superuser who was somebody else: what that one has defined may run, and could be a superuser again.
+                    of = self.deputy_of_login(life, role, executes).await?;
+                }
+                if let Deputy::Own = of {
+                    // Whoever was several roles in one transaction is a superuser.
+                    return Ok(of);
+                }
+                deputy = Some(of);
+            }
+            return match deputy {
+                Some(deputy) => Ok(deputy),
+                None => self.writer(life).await,
+            };
+        }
         let Some(login) = draft.login() else {
             return match draft.statements.is_empty() {
                 true => Ok(Deputy::Own),
                 false => Err(Failed::Differs("nobody knows who has done this".to_owned())),
             };
         };
+        self.deputy_of_login(life, login, Executes::Statements)
+            .await
+    }
+
+    /// The secret with which a deputy's session writes rows; none if it does not, or needs none.
+    async fn secret_of(
+        &self,
+        life: Life,
+        records: &[Record],
+        deputy: &Deputy,
+    ) -> Result<Option<String>, Failed> {
+        let has_rows = records.iter().any(|record| record.draft.header().is_some());
+        if !has_rows || matches!(deputy.name(), "" | ROWS) {
+            return Ok(None);
+        }
+        match self.writer(life).await? {
+            Deputy::Role(target) => Ok(target.password),
+            Deputy::Own => Ok(None),
+        }
+    }
+
+    /// The deputy that writes rows.
+    async fn writer(&self, life: Life) -> Result<Deputy, Failed> {
+        let mut deputies = self.deputies.lock().await;
+        let writer = (ROWS, Executes::Definitions);
+        if let Some((deputy, _)) = deputies.of(life, 0, writer) {
+            return Ok(deputy);
+        }
+        let (deputy, text) = deputy::make_writer(&self.target)?;
+        self.ask(&text).await.map_err(std::io::Error::other)?;
+        deputies.learn(0, writer, &deputy);
+        Ok(deputy)
+    }
+
+    async fn deputy_of_login(
+        &self,
+        life: Life,
+        login: String,
+        executes: Executes,
+    ) -> Result<Deputy, Failed> {
         let definitions = self.definitions.load(Ordering::Acquire);
         let mut deputies = self.deputies.lock().await;
-        let known = deputies.of(life, definitions, &login);
+        let known = deputies.of(life, definitions, (&login, executes));
         if let Some((deputy, false)) = known {
             return Ok(deputy);
         }
         // Nothing that keeps one from being made is a difference.
-        let described = self.ask(&deputy::question(&login)).await;
+        let described = self.ask(&deputy::question(&login, executes)).await;
         let row = described.map_err(std::io::Error::other)?.row();
         let mut row = row.into_iter().flatten();
         let (Some(is_superuser), Some(name)) = (row.next(), row.next()) else {
@@ -344,18 +429,21 @@ impl Member {
             _ if is_superuser == "t" => Deputy::Own,
             Some((deputy, _)) if deputy.name() == name => deputy,
             _ => {
-                let (deputy, text) = deputy::make(&self.target, &login, name)?;
+                let (deputy, text) = deputy::make(&self.target, &login, name, executes)?;
                 self.ask(&text).await.map_err(std::io::Error::other)?;
                 deputy
             }
         };
-        deputies.learn(definitions, &login, &deputy);
+        deputies.learn(definitions, (&login, executes), &deputy);
         Ok(deputy)
     }
 
     async fn execute(&self, applier: &mut Applier, records: &[Record]) -> Result<(), Failed> {
         let definitions = self.definitions.load(Ordering::Acquire);
         applier.begin(definitions)?;
+        if records.iter().any(|record| record.draft.header().is_some()) {
+            return self.execute_rows(applier, definitions, records).await;
+        }
         let statements = records.iter().flat_map(|record| &record.draft.statements);
         applier.run(definitions, statements).await?;
         let drafts = || records.iter().map(|record| &record.draft);
@@ -378,91 +466,28 @@ impl Member {
         Ok(())
     }
 
-    /// True if a sequence has to be set.
-    async fn lacks(
-        &self,
-        life: Life,
-        sequences: &mut impl Iterator<Item = &(String, i64)>,
-    ) -> bool {
-        let mut raised = self.raised.lock().await;
-        let raised = raised.of(life);
-        let is_raised =
-            |name: &String, value: &i64| raised.get(name).is_some_and(|raised| raised >= value);
-        sequences.any(|(name, value)| !is_raised(name, value))
-    }
-
-    /// Sets sequences at least so far, with the rights that it takes: a client need not have them. Sequences that the transaction itself
-    /// has made or locked only its own session can set, as whoever has made them.
-    async fn raise_all(
+    /// Executes transactions with rows; those that are executed as one have nothing else.
+    async fn execute_rows(
         &self,
         applier: &mut Applier,
-        sequences: &[(String, i64)],
-        may_set_back: bool,
+        definitions: u64,
+        records: &[Record],
     ) -> Result<(), Failed> {
-        if may_set_back {
-            self.raised.lock().await.of(applier.life).clear();
+        let mut defines = false;
+        for record in records {
+            let rows = record
+                .draft
+                .rows()
+                .map_err(|error| Failed::Differs(error.to_string()))?;
+            let rows =
+                rows.ok_or_else(|| Failed::Differs("a transaction without rows".to_owned()))?;
+            defines |= rows.defines();
+            self.write_rows(applier, definitions, &rows).await?;
+            self.set_sequences(applier, &record.draft.sequences).await?;
         }
-        // The transaction may have run as somebody with fewer rights.
-        let own_role = "SET LOCAL ROLE NONE; SAVEPOINT understudy";
-        for (name, value) in sequences {
-            let is_own = applier.deputy == Deputy::Own.name();
-            if is_own || may_set_back {
-                applier.session.query(own_role).await?;
-                match self.raise(applier, name, *value).await {
-                    Err(Failed::Wire(WireError::Said(_))) if !is_own => {
-                        applier.session.query("ROLLBACK TO understudy").await?;
-                    }
-                    raised => {
-                        raised?;
-                        continue;
-                    }
-                }
-            }
-            let mut own = self.applier(applier.life, &Deputy::Own).await?;
-            own.reset().await?;
-            self.raise(&mut own, name, *value).await?;
-            self.give_back(own);
-        }
-        Ok(())
-    }
-
-    /// Sets a sequence at least so far. One after the other, so that none is set back. The session may have its client's path still, in
-    /// which that client may have defined operators.
-    async fn raise(&self, applier: &mut Applier, name: &str, value: i64) -> Result<(), Failed> {
-        let mut raised = self.raised.lock().await;
-        let raised = raised.of(applier.life);
-        if raised.get(name).is_some_and(|raised| *raised >= value) {
-            return Ok(());
-        }
-        let session = &mut applier.session;
-        let name_text = quote_literal(name);
-        let described = session
-            .query(&format!(
-                "SELECT seqincrement, pg_catalog.pg_sequence_last_value(seqrelid) FROM pg_catalog.pg_sequence \
-                 WHERE seqrelid OPERATOR(pg_catalog.=) {name_text}::pg_catalog.regclass"
-            ))
-            .await?;
-        let row = described.row();
-        let number = |at: usize| row.get(at)?.as_ref()?.parse::<i64>().ok();
-        let (increment, last) = (number(0).unwrap_or(1), number(1));
-        let ahead = value.saturating_add(increment.saturating_mul(AHEAD));
-        let is_behind =
-            |last: i64| (increment > 0 && last < value) || (increment <= 0 && last > value);
-        let mut reached = last.unwrap_or(value);
-        if last.is_none_or(is_behind) {
-            // Not where its range ends: after a takeover it would be at its end before it is.
-            let set = format!(
-                "SELECT pg_catalog.setval(s.seqrelid::pg_catalog.regclass, \
-                 CASE WHEN {ahead} OPERATOR(pg_catalog.>=) s.seqmin AND {ahead} OPERATOR(pg_catalog.<=) s.seqmax \
-                 THEN {ahead} ELSE {value} END) \
-                 FROM pg_catalog.pg_sequence s WHERE s.seqrelid OPERATOR(pg_catalog.=) {name_text}::pg_catalog.regclass"
-            );
-            let set = session.query(&set).await?.value();
-            reached = set.and_then(|set| set.parse().ok()).unwrap_or(value);
-        }
-        // What a client's session says is its word.
-        if increment > 0 && applier.deputy == Deputy::Own.name() {
-            raised.insert(name.to_owned(), reached);
+        applier.commit(records).await?;
+        if defines {
+            self.redefined();
         }
         Ok(())
     }

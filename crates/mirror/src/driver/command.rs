@@ -12,6 +12,7 @@ use super::advice::advice;
 use super::hub::Hub;
 use super::jobs::unused_identity;
 use super::peer::Question;
+use super::rows;
 use super::state::{Tokens, install_with};
 use super::verify;
 use super::wire::Postgres;
@@ -156,7 +157,11 @@ async fn hand_over(hub: &Hub) -> Result<(), String> {
     let mut standby = Instant::now();
     let mut is_asked = false;
     while hub.role() == Role::Primary {
-        if !is_asked && (hub.is_quiet() || started.elapsed() > READERS) {
+        let ships_rows = hub.config.ships_rows();
+        if !is_asked && (hub.is_quiet() || !ships_rows && started.elapsed() > READERS) {
+            if ships_rows {
+                rows::is_logged(&hub.member, &hub.capture, HANDOVER).await?;
+            }
             hub.act(|manager, out| manager.switch_over(out));
             is_asked = true;
             continue;
@@ -172,7 +177,7 @@ async fn hand_over(hub: &Hub) -> Result<(), String> {
         }
         if started.elapsed() > HANDOVER {
             return Err(match hub.look(Manager::running) {
-                0 => "the standby does not get on with what was committed; look at the log of its manager",
+                0 if hub.is_quiet() => "the standby does not get on with what was committed; look at the log of its manager",
                 _ => "transactions are open for longer than 30 s; end them, and try again",
             }
             .to_owned());

@@ -19,6 +19,17 @@ pub struct ConfigError {
     reason: String,
 }
 
+/// Content of a logged transaction.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Ship {
+    /// Its statements, as the manager has planned them; rows where those are not enough.
+    #[default]
+    Statements,
+    /// The rows that it has changed, as PostgreSQL says them. Requires `wal_level = logical`.
+    Rows,
+}
+
 /// `[mirror]`
 #[derive(Debug, Clone, PartialEq, Eq, Deserialize)]
 #[serde(deny_unknown_fields)]
@@ -39,6 +50,9 @@ pub struct Config {
     /// Connection string of the other member, for state transfers and comparisons. Required, unless `single` is set.
     #[serde(default)]
     pub other_member: String,
+    /// Content of a logged transaction: its statements, or the rows that it has changed. The same on both managers.
+    #[serde(default)]
+    pub ship: Ship,
     /// Condition for the acknowledgement of a commit.
     #[serde(default)]
     pub ack: Ack,
@@ -313,6 +327,23 @@ impl Config {
     /// If the connection string makes no sense.
     pub fn other_target(&self) -> Result<Target, ConfigError> {
         Target::parse("other_member", &self.other_member, &self.member_tls)
+    }
+
+    /// The roles that managers log in as at both members.
+    ///
+    /// # Errors
+    /// If a connection string makes no sense.
+    pub fn managers(&self) -> Result<Vec<String>, ConfigError> {
+        let mut names = vec![self.target()?.user];
+        if self.ships_rows() {
+            names.push(self.other_target()?.user);
+        }
+        Ok(names)
+    }
+
+    /// True if transactions are logged as rows.
+    pub fn ships_rows(&self) -> bool {
+        self.ship == Ship::Rows && !self.single
     }
 
     /// What the manager goes by.

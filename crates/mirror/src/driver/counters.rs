@@ -1,6 +1,6 @@
 //! Counts and times that operators are told.
 
-use std::sync::atomic::AtomicU64;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{SystemTime, UNIX_EPOCH};
 
 /// Counts since the manager began.
@@ -15,6 +15,15 @@ pub struct Counters {
     pub applied: AtomicU64,
     pub transfers: AtomicU64,
     pub moved: AtomicU64,
+    /// Transactions whose rows were compared with the log's after the member had committed them.
+    pub compared: AtomicU64,
+}
+
+impl Counters {
+    /// So many transactions more were compared, and are equal.
+    pub fn count_compared(&self, count: usize) {
+        self.compared.fetch_add(count as u64, Ordering::Relaxed);
+    }
 }
 
 /// The time in milliseconds of the Unix epoch.

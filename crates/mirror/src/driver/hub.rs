@@ -18,11 +18,11 @@ use super::apply::Applied;
 use super::config::Config;
 use super::counters::{Counters, unix_ms};
 use super::jobs::Job;
+use super::level::Capture;
 use super::member::Member;
 use super::ready::{Comes, LATER, Ready};
 use super::session::Cancels;
-use super::state;
-use super::wire::{Postgres, WireError};
+use super::wire::WireError;
 use super::zones::Zones;
 use crate::core::gate::Gate;
 use crate::core::locks::Tx;
@@ -128,6 +128,8 @@ pub struct Hub {
     pub replaces: AtomicBool,
     /// Databases that were kept when others took their place.
     pub kept: Mutex<Vec<String>>,
+    /// The stream of the member's commits.
+    pub capture: Capture,
     me: std::sync::Weak<Hub>,
 }
 
@@ -168,6 +170,7 @@ impl Hub {
             aside_since: Mutex::default(),
             replaces: AtomicBool::new(false),
             kept: Mutex::default(),
+            capture: Capture::default(),
             me: me.clone(),
         });
         (hub, asked)
@@ -204,6 +207,9 @@ impl Hub {
             tracing::error!("{advice}");
         }
         let (epoch, life) = (manager.epoch(), manager.life());
+        if self.config.ships_rows() {
+            self.capture.learn();
+        }
         let mut ready = Vec::new();
         for effect in out {
             match effect {
@@ -348,9 +354,17 @@ impl Hub {
             Effect::Trim(before) => self.ask(Job::Trim(before)),
             Effect::Release => self.spawn(|hub| async move { hub.zones.release().await }),
             Effect::Confirm(epoch) => self.spawn(|hub| async move { hub.confirm(epoch).await }),
-            Effect::Serve => self.spawn(|hub| async move { hub.serve(epoch).await }),
+            Effect::Serve => {
+                self.capture.epoch.send_replace(epoch);
+                self.spawn(|hub| async move { hub.serve(epoch).await });
+            }
             Effect::Unserve => {
                 self.serving.send_replace(None);
+                if self.config.ships_rows() {
+                    *self.capture.began.lock() = None;
+                    self.capture.epoch.send_replace(None);
+                    self.spawn(|hub| async move { hub.end_writers().await });
+                }
             }
             Effect::Commit(tx, number) => self.tell(tx, Event::Commit(number)),
             Effect::Granted(tx) => self.tell(tx, Event::Granted),
@@ -373,26 +387,20 @@ impl Hub {
         }
     }
 
-    async fn confirm(&self, epoch: u32) {
-        let asked_ms = self.now_ms();
-        match self.zones.confirm().await {
-            Ok(confirmed) if confirmed == epoch => {
-                self.act(|manager, out| manager.confirmed(epoch, asked_ms, out))
-            }
-            Ok(_) => {}
-            Err(error) if error.kind() == dax::error::ErrorKind::Fenced => {
-                self.act(|manager, out| manager.fenced(epoch, out));
-            }
-            Err(error) => tracing::debug!(%error, "the epoch cannot be confirmed"),
-        }
-    }
-
     /// Lets clients in, with what is known of the catalog now.
     async fn serve(&self, epoch: Option<u32>) {
         let Some(epoch) = epoch else {
             return self.serve_singly().await;
         };
-        self.follow_definitions(epoch).await;
+        match self.config.ships_rows() {
+            // What its member has committed and the log has not is logged first.
+            true => {
+                let is_level = |level: &Option<u32>| *level == Some(epoch);
+                // The sender lives as long as the process.
+                let _ = self.capture.level.subscribe().wait_for(is_level).await;
+            }
+            false => self.follow_definitions(epoch).await,
+        }
         let last = self.look(|manager| manager.last());
         let what = serde_json::json!({
             "epoch": epoch, "manager": self.name, "transaction": last.0, "unix_ms": unix_ms(),
@@ -479,6 +487,9 @@ impl Hub {
 
     /// Those that are to be tried again.
     async fn try_to_apply(&self, life: Life, records: &[Record]) -> Vec<Number> {
+        for record in records.iter().filter(|one| one.draft.header().is_some()) {
+            self.capture.keep(record);
+        }
         let applied = self.member.apply_all(life, records).await;
         let is_done = |applied: &Applied| matches!(applied, Applied::Done);
         let done = applied.iter().filter(|(_, applied)| is_done(applied));
@@ -522,27 +533,6 @@ impl Hub {
                 tracing::warn!(%number, why, "the member cannot execute a transaction of the log now; trying again");
                 *self.hindrance.lock() = Some(format!("transaction {number} waits: {why}"));
                 true
-            }
-        }
-    }
-
-    async fn mark(&self) {
-        let marked = async {
-            let mut session = Postgres::connect(&self.member.target, "understudy mirror").await?;
-            let difference = self.difference.lock().clone().unwrap_or_default();
-            state::mark(&mut session, &difference).await
-        };
-        if let Err(error) = marked.await {
-            tracing::error!(%error, "the member cannot be marked as one that differs");
-        }
-    }
-
-    async fn read_for_peer(&self, from: Number) {
-        match self.zones.batch(from).await {
-            Ok(records) => self.act(|manager, out| manager.read_for_peer(from, records, out)),
-            Err(error) => {
-                tracing::warn!(%error, %from, "the log cannot be read for the other manager");
-                self.act(|manager, out| manager.peer_lost(out));
             }
         }
     }

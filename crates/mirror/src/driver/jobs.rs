@@ -62,6 +62,34 @@ async fn do_job(hub: &Hub, job: Job) {
     }
 }
 
+impl Hub {
+    /// Asks the zones whether an epoch stands.
+    pub(super) async fn confirm(&self, epoch: u32) {
+        let asked_ms = self.now_ms();
+        match self.zones.confirm().await {
+            Ok(confirmed) if confirmed == epoch => {
+                self.act(|manager, out| manager.confirmed(epoch, asked_ms, out))
+            }
+            Ok(_) => {}
+            Err(error) if error.kind() == dax::error::ErrorKind::Fenced => {
+                self.act(|manager, out| manager.fenced(epoch, out));
+            }
+            Err(error) => tracing::debug!(%error, "the epoch cannot be confirmed"),
+        }
+    }
+
+    /// Reads records of the log for the other manager.
+    pub(super) async fn read_for_peer(&self, from: Number) {
+        match self.zones.batch(from).await {
+            Ok(records) => self.act(|manager, out| manager.read_for_peer(from, records, out)),
+            Err(error) => {
+                tracing::warn!(%error, %from, "the log cannot be read for the other manager");
+                self.act(|manager, out| manager.peer_lost(out));
+            }
+        }
+    }
+}
+
 fn failed(hub: &Hub, error: &Error) {
     tracing::debug!(%error, "no epoch can be owned");
     hub.zones.forget();

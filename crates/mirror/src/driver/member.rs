@@ -21,6 +21,7 @@ use tokio::sync::Semaphore;
 use super::apply::Applier;
 use super::config::Target;
 use super::deputy::{Deputies, Deputy};
+use super::tables::Tables;
 use super::wire::{Postgres, Reply, Wire, WireError, reply};
 use crate::core::manager::Life;
 use crate::core::record::{Digest, Number, Parameter, Token};
@@ -47,6 +48,10 @@ pub struct Member {
     /// How far sequences were set.
     pub(super) raised: tokio::sync::Mutex<Raised>,
     pub(super) deputies: tokio::sync::Mutex<Deputies>,
+    /// Tables that rows are written to.
+    pub(super) tables: Tables,
+    /// The roles that managers log in as at both members.
+    pub(super) managers: Vec<String>,
 }
 
 /// How far sequences were set in one life of the server: one that crashed may have lost that.
@@ -183,7 +188,7 @@ pub fn put_bind(
 }
 
 impl Member {
-    pub fn new(target: Target, appliers: usize) -> Member {
+    pub fn new(target: Target, appliers: usize, managers: Vec<String>) -> Member {
         Member {
             target,
             life: Mutex::default(),
@@ -194,6 +199,8 @@ impl Member {
             definitions: AtomicU64::new(0),
             raised: tokio::sync::Mutex::default(),
             deputies: tokio::sync::Mutex::default(),
+            tables: Tables::default(),
+            managers,
         }
     }
 
@@ -357,6 +364,18 @@ pub(super) fn put_commit(wire: &mut Wire) -> std::io::Result<()> {
     statements.put(output, "COMMIT", &[], &[])
 }
 
+/// The statement of [`put_number`], as a text.
+pub(super) fn number_text(number: Number, token: Token) -> String {
+    NUMBER
+        .replace("$1", &format!("{number}::bigint"))
+        .replace("$2", &quote_literal(&token.to_string()))
+}
+
+/// The log is durable already: the commit need not wait for the disk.
+const NUMBER: &str = "INSERT INTO understudy_mirror.applied \
+    SELECT CASE WHEN $1 OPERATOR(pg_catalog.>) floor THEN $1 END, $2 FROM understudy_mirror.state \
+    WHERE pg_catalog.set_config('synchronous_commit', 'off', true) IS NOT NULL";
+
 /// Puts a transaction's number into it, without `Sync`. It fails if the member has the transaction: also if that is so long ago that
 /// the number was forgotten.
 pub(super) fn put_number(wire: &mut Wire, number: Number, token: Token) -> std::io::Result<()> {
@@ -371,12 +390,8 @@ pub(super) fn put_number(wire: &mut Wire, number: Number, token: Token) -> std::
         parameter(INT8, number.to_string()),
         parameter(TEXT, token.to_string()),
     ];
-    // The log is durable already: the commit need not wait for the disk.
-    let text = "INSERT INTO understudy_mirror.applied \
-                SELECT CASE WHEN $1 OPERATOR(pg_catalog.>) floor THEN $1 END, $2 FROM understudy_mirror.state \
-                WHERE pg_catalog.set_config('synchronous_commit', 'off', true) IS NOT NULL";
     let out = &mut wire.output;
-    wire.statements.put_open(out, text, &parameters, &[])?;
+    wire.statements.put_open(out, NUMBER, &parameters, &[])?;
     Ok(())
 }
 

@@ -2,23 +2,34 @@
 
 mod advice;
 mod apply;
+mod apply_rows;
+mod aside;
+mod capture;
 mod command;
 pub mod config;
 mod counters;
+mod definitions;
 mod deputy;
 mod hub;
 mod jobs;
+mod level;
 mod member;
+mod net;
 mod page;
 pub mod peer;
+mod raise;
 mod ready;
 mod resolve;
 mod rest;
+mod rows;
+mod sequences;
 mod session;
 mod state;
 mod statements;
+mod tables;
 mod transfer;
 mod verify;
+mod waits;
 mod wire;
 mod zones;
 
@@ -133,7 +144,11 @@ pub async fn run(
         Some(address) => Some(bind(address).await?),
         None => None,
     };
-    let member = Arc::new(Member::new(config.target()?, config.appliers));
+    let member = Arc::new(Member::new(
+        config.target()?,
+        config.appliers,
+        config.managers()?,
+    ));
     let zones = Arc::new(Zones::new(opener, name.clone()));
     let protection = Protection {
         peers: tls,
@@ -145,6 +160,10 @@ pub async fn run(
     tokio::spawn(tick(hub.clone()));
     tokio::spawn(watch_member(hub.clone()));
     tokio::spawn(transfer::watch(hub.clone()));
+    if hub.config.ships_rows() {
+        tokio::spawn(capture::watch(hub.clone()));
+        tokio::spawn(waits::watch(hub.clone()));
+    }
     tokio::spawn(peer::listen(hub.clone(), peers));
     if let Some(checks) = checks {
         tokio::spawn(rest::serve(hub.clone(), checks));
@@ -270,7 +289,22 @@ async fn attend(hub: &Hub, is_up: &mut bool) -> Result<(), WireError> {
     }
     let key = member::hold(&mut session).await?;
     state::renew(&mut session).await?;
-    let life = match state::contents(&mut session, new).await? {
+    let contents = state::contents(&mut session, new).await?;
+    hub.capture.forget();
+    let mut prepared = None;
+    if hub.config.ships_rows() && matches!(contents, Contents::Known { .. }) {
+        prepared = rows::prepare(&mut session).await?;
+        if prepared.is_none() {
+            hub.act(|manager, _| manager.member_empty(false));
+            hub.has_no_slot();
+            return Ok(());
+        }
+    }
+    let own = prepared
+        .as_ref()
+        .and_then(|one| one.has.first())
+        .map(|(system, _)| *system);
+    let life = match contents {
         Contents::Known {
             ledger,
             saved,
@@ -285,6 +319,10 @@ async fn attend(hub: &Hub, is_up: &mut bool) -> Result<(), WireError> {
             tracing::info!(transaction = %ledger.floor(), is_diverged, "the member answers");
             hub.act(|manager, _| {
                 manager.member_up(ledger, saved, is_diverged, log);
+                if let Some(prepared) = prepared {
+                    manager.member_has(prepared.has);
+                    *hub.capture.began.lock() = Some(prepared.began);
+                }
                 hub.member.begin(manager.life(), key);
                 manager.life()
             })
@@ -302,10 +340,12 @@ async fn attend(hub: &Hub, is_up: &mut bool) -> Result<(), WireError> {
         tokio::time::sleep(PING_EVERY).await;
         pings = pings.wrapping_add(1);
         let (floor, log) = hub.look(|manager| (manager.ledger().map(Ledger::floor), manager.log()));
+        let logged = own.map(|own| hub.look(|manager| manager.logged_of(own)));
+        let logged = logged.map(rows::note_logged).unwrap_or_default();
         let saves = floor.filter(|_| pings.is_multiple_of(SAVE_EVERY));
         let asked = async {
             match saves {
-                Some(floor) => state::save(&mut session, floor, log).await?,
+                Some(floor) => state::save(&mut session, floor, log, &logged).await?,
                 None => drop(session.query("SELECT 1").await?),
             }
             match floor.filter(|_| pings.is_multiple_of(PRUNE_EVERY)) {

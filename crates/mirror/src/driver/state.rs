@@ -15,6 +15,9 @@ use crate::core::record::Number;
 
 /// What a manager needs in its member.
 const INSTALL: &str = include_str!("install.sql");
+/// Has commits wait for the disk; not for the manager itself, if it is what the member's commits wait for.
+const DURABLY: &str = "SELECT pg_catalog.set_config('synchronous_commit', \
+    CASE WHEN pg_catalog.current_setting('synchronous_standby_names') ~ 'understudy_mirror' THEN 'local' ELSE 'on' END, false)";
 /// Transactions of which it is remembered by which token they can be asked about.
 const REMEMBERED: u64 = 100_000;
 /// So long at least.
@@ -47,6 +50,7 @@ const OTHERS: &str = "SELECT pg_catalog.string_agg(DISTINCT pg_catalog.quote_ide
     SELECT nspowner FROM pg_catalog.pg_namespace WHERE nspname = 'understudy_mirror' \
     UNION ALL SELECT relowner FROM pg_catalog.pg_class WHERE relnamespace = pg_catalog.to_regnamespace('understudy_mirror') \
     UNION ALL SELECT proowner FROM pg_catalog.pg_proc WHERE pronamespace = pg_catalog.to_regnamespace('understudy_mirror') \
+      AND (proname <> 'write' OR proowner IS DISTINCT FROM pg_catalog.to_regrole('understudy_as_rows')::pg_catalog.oid) \
     UNION ALL SELECT p.proowner FROM pg_catalog.pg_event_trigger e JOIN pg_catalog.pg_proc p ON p.oid = e.evtfoid \
       WHERE e.evtenabled <> 'D') o (owner) JOIN pg_catalog.pg_roles r ON r.oid = o.owner WHERE NOT r.rolsuper";
 
@@ -100,7 +104,7 @@ pub async fn contents(
         }
         install_with(session, &Ledger::default(), &Tokens::default(), new, "").await?;
     }
-    session.query("SET synchronous_commit = on").await?;
+    session.query(DURABLY).await?;
     let state = session
         .query(
             "SELECT floor, is_diverged, log, difference, (extract(epoch FROM differs_since) * 1000)::bigint \
@@ -201,7 +205,7 @@ pub async fn install_with(
     log: Option<Identity>,
     more: &str,
 ) -> Result<(), WireError> {
-    session.query("SET synchronous_commit = on").await?;
+    session.query(DURABLY).await?;
     session.query("BEGIN").await?;
     session.query(INSTALL).await?;
     for some in tokens.remembered.chunks(1000) {
@@ -248,6 +252,7 @@ pub async fn save(
     session: &mut Postgres,
     floor: Number,
     log: Option<Identity>,
+    more: &str,
 ) -> Result<(), WireError> {
     let (sets, or) = match log {
         Some(log) => (format!(", log = coalesce(log, '{log}')"), " OR log IS NULL"),
@@ -255,7 +260,7 @@ pub async fn save(
     };
     session
         .query(&format!(
-            "UPDATE understudy_mirror.state SET floor = greatest(floor, {floor}){sets} WHERE floor < {floor}{or}"
+            "UPDATE understudy_mirror.state SET floor = greatest(floor, {floor}){sets}{more} WHERE floor < {floor}{or}"
         ))
         .await
         .map(drop)

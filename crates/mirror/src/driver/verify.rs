@@ -3,13 +3,16 @@
 //! All writers are held for a moment: until the standby has what was committed, and both members have taken a snapshot. What is
 //! compared then, at leisure, are the snapshots.
 
+use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Duration;
 
 use postgres_protocol::escape::escape_identifier;
 use serde::{Deserialize, Serialize};
 
+use super::definitions;
 use super::hub::{Event, Hub};
+use super::rows;
 use super::state::{Contents, contents};
 use super::wire::{Postgres, WireError};
 use crate::core::class::{Claims, Class, Mode};
@@ -37,8 +40,14 @@ pub struct Verdict {
 
 const TABLES: &str = "SELECT n.nspname, c.relname FROM pg_catalog.pg_class c \
     JOIN pg_catalog.pg_namespace n ON n.oid = c.relnamespace \
-    WHERE c.relkind = 'r' AND c.relpersistence <> 't' AND n.nspname NOT LIKE 'pg\\_%' \
+    WHERE c.relkind IN ('r', 'm') AND c.relispopulated AND c.relpersistence <> 't' AND n.nspname NOT LIKE 'pg\\_%' \
     AND n.nspname NOT IN ('information_schema', 'understudy_mirror') ORDER BY 1, 2";
+
+const SEQUENCES: &str = "SELECT seqrelid::pg_catalog.regclass, pg_catalog.pg_sequence_last_value(seqrelid), seqincrement \
+    FROM pg_catalog.pg_sequence JOIN pg_catalog.pg_class c ON c.oid = seqrelid WHERE c.relpersistence <> 't'";
+
+/// Time in which sequences must be as far at the standby: they are logged after the transactions that have used them.
+const PATIENCE_SEQUENCES: Duration = Duration::from_secs(5);
 
 /// Begins it. A view, which executes something, may take the place of a table that was listed: releases that know how are told to
 /// read none.
@@ -65,7 +74,9 @@ pub async fn verify(hub: &Arc<Hub>) -> Result<String, String> {
         .map_err(said)?;
     let started = tokio::time::Instant::now();
     let transaction = hold(hub, &mut ours, &mut theirs).await?;
-    for (whose, session) in [("this", &mut ours), ("the standby's", &mut theirs)] {
+    // Of rows the sessions themselves are the proof: they began before, and end with their servers.
+    let asked = [("this", &mut ours), ("the standby's", &mut theirs)];
+    for (whose, session) in asked.into_iter().filter(|_| !hub.config.ships_rows()) {
         match contents(session, None).await.map_err(said)? {
             Contents::Known { ledger, .. } if ledger.floor().0 == transaction.0 => {}
             _ => {
@@ -75,6 +86,11 @@ pub async fn verify(hub: &Arc<Hub>) -> Result<String, String> {
         }
     }
     let mut verdict = compare(&mut ours, &mut theirs).await.map_err(said)?;
+    if hub.config.ships_rows() {
+        let more = compare_definitions(hub, &mut ours, &mut theirs).await;
+        verdict.differences.extend(more.map_err(said)?);
+        verdict.equal = verdict.differences.is_empty();
+    }
     verdict.transaction = transaction.0;
     verdict.held_ms = u64::try_from((transaction.1 - started).as_millis()).unwrap_or(u64::MAX);
     serde_json::to_string(&verdict).map_err(|error| error.to_string())
@@ -86,6 +102,12 @@ async fn hold(
     ours: &mut Postgres,
     theirs: &mut Postgres,
 ) -> Result<(u64, tokio::time::Instant), String> {
+    if hub.config.ships_rows() {
+        hub.close_gate();
+        let held = hold_rows(hub, ours, theirs).await;
+        hub.open_gate();
+        return Ok((held?, tokio::time::Instant::now()));
+    }
     let (tx, mut events) = hub.enter(None, None);
     let claims = Claims::default().with(Class::Database, Mode::Shared);
     hub.act(|manager, out| manager.lock(tx, &claims, out));
@@ -94,32 +116,52 @@ async fn hold(
             Ok(Some(Event::Granted)) => {}
             _ => return Err("transactions are open for too long; try again".to_owned()),
         }
-        let deadline = tokio::time::Instant::now() + PATIENCE;
-        loop {
-            let (last, floor) =
-                hub.look(|manager| (manager.last(), manager.follower().map(|(floor, _)| floor)));
-            if floor == Some(last) {
-                let snapshots = async {
-                    for session in [ours, theirs] {
-                        session.query(BEGIN).await?;
-                        session.query("SELECT 1").await?;
-                    }
-                    Ok::<(), WireError>(())
-                };
-                snapshots.await.map_err(|error| error.to_string())?;
-                return Ok(last.0);
-            }
-            if tokio::time::Instant::now() > deadline {
-                return Err(
-                    "the standby does not have what was committed; is there one?".to_owned(),
-                );
-            }
-            tokio::time::sleep(Duration::from_millis(1)).await;
-        }
+        take_snapshots(hub, ours, theirs).await
     };
     let transaction = held.await;
     hub.leave(tx);
     Ok((transaction?, tokio::time::Instant::now()))
+}
+
+/// Takes both snapshots with nothing of any client's under way; says at which transaction.
+async fn hold_rows(hub: &Hub, ours: &mut Postgres, theirs: &mut Postgres) -> Result<u64, String> {
+    let deadline = tokio::time::Instant::now() + PATIENCE;
+    while !hub.is_quiet() {
+        if tokio::time::Instant::now() > deadline {
+            return Err("transactions are open for too long; try again".to_owned());
+        }
+        tokio::time::sleep(Duration::from_millis(1)).await;
+    }
+    rows::is_logged(&hub.member, &hub.capture, PATIENCE).await?;
+    take_snapshots(hub, ours, theirs).await
+}
+
+/// Takes both snapshots as soon as the standby has what the log has.
+async fn take_snapshots(
+    hub: &Hub,
+    ours: &mut Postgres,
+    theirs: &mut Postgres,
+) -> Result<u64, String> {
+    let deadline = tokio::time::Instant::now() + PATIENCE;
+    loop {
+        let (last, floor) =
+            hub.look(|manager| (manager.last(), manager.follower().map(|(floor, _)| floor)));
+        if floor == Some(last) {
+            let snapshots = async {
+                for session in [ours, theirs] {
+                    session.query(BEGIN).await?;
+                    session.query("SELECT 1").await?;
+                }
+                Ok::<(), WireError>(())
+            };
+            snapshots.await.map_err(|error| error.to_string())?;
+            return Ok(last.0);
+        }
+        if tokio::time::Instant::now() > deadline {
+            return Err("the standby does not have what was committed; is there one?".to_owned());
+        }
+        tokio::time::sleep(Duration::from_millis(1)).await;
+    }
 }
 
 async fn tables(session: &mut Postgres) -> Result<Vec<(String, String)>, WireError> {
@@ -148,6 +190,59 @@ async fn sum(session: &mut Postgres, table: &str) -> Result<(String, String), Wi
         row.next().flatten().unwrap_or_default(),
         row.next().flatten().unwrap_or_default(),
     ))
+}
+
+/// Differences of what is defined, and sequences that are behind.
+async fn compare_definitions(
+    hub: &Hub,
+    ours: &mut Postgres,
+    theirs: &mut Postgres,
+) -> Result<Vec<String>, WireError> {
+    let managers = &hub.member.managers;
+    let here = definitions::read(ours, managers).await?;
+    let there = definitions::read(theirs, managers).await?;
+    let mut differences: Vec<String> = here.difference(&there).into_iter().collect();
+    let wanted = sequences(ours).await?;
+    let deadline = tokio::time::Instant::now() + PATIENCE_SEQUENCES;
+    loop {
+        let now = sequences(theirs).await?;
+        let behind = wanted.iter().filter(|(name, (value, increment))| {
+            let other = now.get(*name).and_then(|(value, _)| *value);
+            match (value, other) {
+                (Some(value), Some(other)) if *increment < 0 => other > *value,
+                (Some(value), Some(other)) => other < *value,
+                (value, other) => value.is_some() != other.is_some(),
+            }
+        });
+        let say =
+            |value: Option<i64>| value.map_or("nothing".to_owned(), |value| value.to_string());
+        let behind: Vec<String> = behind
+            .map(|(name, (value, _))| {
+                let other = now.get(name).and_then(|(value, _)| *value);
+                let (value, other) = (say(*value), say(other));
+                format!("sequence {name}: the primary has given {value} last, the standby {other}")
+            })
+            .collect();
+        if behind.is_empty() || tokio::time::Instant::now() > deadline {
+            differences.extend(behind);
+            return Ok(differences);
+        }
+        tokio::time::sleep(Duration::from_millis(100)).await;
+    }
+}
+
+/// Sequences: the last value, and by how much they are advanced.
+async fn sequences(
+    session: &mut Postgres,
+) -> Result<BTreeMap<String, (Option<i64>, i64)>, WireError> {
+    let rows = session.query(SEQUENCES).await?.rows();
+    let read = rows.into_iter().filter_map(|row| {
+        let mut row = row.into_iter();
+        let name = row.next()??;
+        let value = row.next()?.and_then(|value| value.parse().ok());
+        Some((name, (value, row.next()??.parse().ok()?)))
+    });
+    Ok(read.collect())
 }
 
 async fn compare(ours: &mut Postgres, theirs: &mut Postgres) -> Result<Verdict, WireError> {

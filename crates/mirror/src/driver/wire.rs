@@ -257,9 +257,12 @@ const OWN_SETTINGS: &str = "SELECT pg_catalog.set_config(s.name, s.value, false)
     ('statement_timeout', '0'), ('lock_timeout', '0'), ('transaction_timeout', '0'), ('idle_session_timeout', '0'), \
     ('idle_in_transaction_session_timeout', '0'), ('default_transaction_isolation', 'read committed'), \
     ('default_transaction_read_only', 'off'), ('default_transaction_deferrable', 'off'), \
-    ('session_replication_role', 'origin'), ('standard_conforming_strings', 'on')) s (name, value) \
+    ('session_replication_role', 'origin'), ('standard_conforming_strings', 'on'), \
+    ('synchronous_commit', CASE WHEN pg_catalog.current_setting('synchronous_standby_names') ~ 'understudy_mirror' THEN 'local' \
+      ELSE pg_catalog.current_setting('synchronous_commit') END)) s (name, value) \
     WHERE pg_catalog.current_setting(s.name, true) IS NOT NULL AND \
-    (s.name <> 'session_replication_role' OR pg_catalog.current_setting(s.name, true) <> s.value)";
+    (s.name <> 'session_replication_role' OR pg_catalog.current_setting(s.name, true) <> s.value \
+      AND session_user !~ '^understudy_as_[0-9]+_rows$')";
 
 /// A session of the manager's own on a member.
 pub struct Postgres {
@@ -298,6 +301,25 @@ pub async fn asks_nobody(target: &Target) -> Result<bool, WireError> {
 impl Postgres {
     /// Logs in as the target says.
     pub async fn connect(target: &Target, application: &str) -> Result<Postgres, WireError> {
+        Postgres::connect_with(target, application, &[]).await
+    }
+
+    /// The same for a stream of changes, in which every value is written in one way.
+    pub async fn connect_to_stream(
+        target: &Target,
+        application: &str,
+    ) -> Result<Postgres, WireError> {
+        let options = "-c DateStyle=ISO -c IntervalStyle=postgres -c TimeZone=UTC -c extra_float_digits=1 -c bytea_output=hex \
+            -c lc_monetary=C -c wal_sender_timeout=60s";
+        let more = [("replication", "database"), ("options", options)];
+        Postgres::connect_with(target, application, &more).await
+    }
+
+    async fn connect_with(
+        target: &Target,
+        application: &str,
+        more: &[(&str, &str)],
+    ) -> Result<Postgres, WireError> {
         let mut postgres = Postgres {
             wire: Wire::new(dial(target).await?),
         };
@@ -309,6 +331,7 @@ impl Postgres {
             // Whoever owns the database may say where its sessions look for functions and operators, and define some there.
             ("search_path", ""),
         ];
+        let parameters = parameters.into_iter().chain(more.iter().copied());
         frontend::startup_message(parameters, &mut postgres.wire.output)?;
         postgres.wire.flush().await?;
         let entering = postgres.enter(target);
@@ -374,6 +397,20 @@ impl Postgres {
     /// Everything up to the next `ReadyForQuery`.
     pub async fn reply(&mut self) -> Result<Reply, WireError> {
         reply(&mut self.wire).await
+    }
+
+    /// Begins to copy in both directions.
+    pub async fn begin_copy(&mut self, text: &str) -> Result<(), WireError> {
+        frontend::query(text, &mut self.wire.output)?;
+        self.wire.flush().await?;
+        loop {
+            let message = self.wire.receive().await?;
+            match message[0] {
+                b'W' => return Ok(()),
+                b'E' => return Err(WireError::Said(Box::new(Said::read(message)))),
+                _ => {}
+            }
+        }
     }
 
     /// Executes a text by the simple protocol.

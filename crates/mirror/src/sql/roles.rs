@@ -15,10 +15,7 @@ pub fn plan(text: &str, options: &[protobuf::Node]) -> Result<Plan> {
     let Some((password, location)) = options.iter().find_map(password) else {
         return Ok(planned);
     };
-    let is_kept = password.is_empty()
-        || Verifier::parse(password).is_some()
-        || password.len() == 35 && password.starts_with("md5");
-    if is_kept {
+    if is_kept_password(password) {
         return Ok(planned);
     }
     let literal = literal_after(text, location).filter(|_| !Template::clashes(text));
@@ -33,6 +30,13 @@ pub fn plan(text: &str, options: &[protobuf::Node]) -> Result<Plan> {
     write.template = Template::of_marked(&marked);
     write.password = Some(password.to_owned());
     Ok(planned)
+}
+
+/// True if a password is what servers keep of one.
+pub fn is_kept_password(password: &str) -> bool {
+    password.is_empty()
+        || Verifier::parse(password).is_some()
+        || password.len() == 35 && password.starts_with("md5")
 }
 
 fn password(option: &protobuf::Node) -> Option<(&str, usize)> {

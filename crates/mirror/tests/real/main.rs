@@ -1,16 +1,20 @@
 //! Managers with two real servers of stock PostgreSQL.
 
+mod cases;
 mod commits;
 mod copies;
 mod corpus;
 mod decisions;
+mod defined;
 mod differences;
 mod failures;
+mod hangs;
 mod logs;
 mod members;
 mod moving;
 mod privileges;
 mod proofs;
+mod rows;
 #[path = "../../../proxy/tests/real/server.rs"]
 #[expect(dead_code, reason = "the proxy's tests use more of it")]
 mod server;

@@ -13,7 +13,8 @@ const CLIMB: &str = r#"
     DECLARE way text;
     BEGIN
       FOREACH way IN ARRAY ARRAY['SELECT 1', 'SELECT set_config(''role'', ''none'', true)', 'RESET ROLE',
-          'RESET SESSION AUTHORIZATION', 'SET LOCAL ROLE postgres', 'SET LOCAL SESSION AUTHORIZATION postgres'] LOOP
+          'RESET SESSION AUTHORIZATION', 'SET LOCAL ROLE postgres', 'SET LOCAL ROLE understudy_as_rows',
+          'SELECT understudy_mirror.write(''?'', ''ALTER ROLE mallory SUPERUSER'')', 'SET LOCAL SESSION AUTHORIZATION postgres'] LOOP
         BEGIN
           EXECUTE way;
           EXECUTE 'COPY (SELECT 1) TO PROGRAM ''cat > climbed''';
@@ -154,6 +155,65 @@ fn what_runs_on_the_standby_runs_as_whoever_logged_in() {
     for at in 0..2 {
         assert_eq!(site.status(at).expect("it answers").difference, None);
     }
+    site.must_be_equal();
+}
+
+/// The same where rows are logged: each way is one transaction, with its definitions and its rows.
+#[test]
+fn what_rows_set_off_on_the_standby_makes_nobody_a_superuser() {
+    let site = Site::start_with_rows("");
+    let client = mallory(&site);
+    for (name, text) in WAYS {
+        let done = site.runtime.block_on(client.batch_execute(text));
+        if let Err(error) = done {
+            assert_eq!(*name, "another type", "{error:?}");
+        }
+        level(&site);
+        nobody_has_climbed(&site, name);
+    }
+    for at in 0..2 {
+        assert_eq!(site.status(at).expect("it answers").difference, None);
+    }
+    site.must_be_equal();
+}
+
+/// Ways of mallory's to have something said in a superuser's name: her functions run in a superuser's session.
+const WAYS_TO_LIE: &str = r#"
+    CREATE FUNCTION lie() RETURNS void LANGUAGE plpgsql SECURITY DEFINER AS $f$
+    DECLARE way text; tag text := 'SHARED'; said text := 'ALTER ROLE mallory SUPERUSER'; settings text := '{}'; result text := '';
+    BEGIN
+      BEGIN
+        INSERT INTO understudy_mirror.definitions VALUES (tag, said, '', '', settings, result);
+      EXCEPTION WHEN OTHERS THEN NULL;
+      END;
+      FOREACH way IN ARRAY ARRAY[
+          'INSERT INTO understudy_mirror.definitions VALUES (''SHARED'', ''ALTER ROLE mallory SUPERUSER'', ''postgres'', ''postgres'', ''{}'', '''')',
+          'SELECT understudy_mirror.execute(''ALTER ROLE mallory SUPERUSER'')'] LOOP
+        BEGIN
+          EXECUTE way;
+        EXCEPTION WHEN OTHERS THEN NULL;
+        END;
+      END LOOP;
+    END $f$"#;
+
+/// Definitions are executed on the standby as whoever has said them, whoever has logged in.
+#[test]
+fn nobody_defines_anything_in_the_name_of_a_superuser_who_calls_them() {
+    let site = Site::start_with_rows("");
+    let client = mallory(&site);
+    run(&site, &client, WAYS_TO_LIE);
+    let admin = site.connect();
+    run(&site, &admin, "SELECT lie()");
+    level(&site);
+    nobody_has_climbed(&site, "a definition in another name");
+    // What a superuser does as mallory could climb back to the superuser that the standby's session would be.
+    run(
+        &site,
+        &admin,
+        "SET ROLE mallory; CREATE TABLE z (id int PRIMARY KEY); INSERT INTO z VALUES (1); CREATE INDEX ON z (evil(id))",
+    );
+    level(&site);
+    nobody_has_climbed(&site, "a superuser who was somebody else");
     site.must_be_equal();
 }
 

@@ -93,6 +93,12 @@ impl Site {
         site
     }
 
+    /// The same with transactions that are logged as rows.
+    pub fn start_with_rows(more: &str) -> Site {
+        let more = format!("ship = 'rows'\n{more}");
+        Site::start_with(&more, |server| server.configure("wal_level = logical"))
+    }
+
     /// Both servers run, and the first has a manager that takes its member for the only one.
     pub fn start_singly() -> Site {
         let mut site = Site::unmanaged("", |_| {});

@@ -28,6 +28,7 @@
 mod member;
 mod peer;
 mod primary;
+mod rows;
 mod single;
 mod standby;
 #[cfg(test)]
@@ -36,6 +37,7 @@ mod types;
 
 use std::collections::BTreeMap;
 
+use super::captured::Captured;
 use super::class::Claims;
 use super::flaw::Flaw;
 use super::ledger::Ledger;
@@ -76,6 +78,8 @@ pub struct Manager {
     is_behind: bool,
     is_ahead: bool,
     is_foreign: bool,
+    /// Commits of transactions with rows.
+    captured: Captured,
     primary: Option<Primary>,
     standby: Standby,
 }
@@ -102,6 +106,7 @@ impl Manager {
             is_behind: false,
             is_ahead: false,
             is_foreign: false,
+            captured: Captured::default(),
             primary: None,
             standby,
         }
@@ -243,6 +248,7 @@ impl Manager {
         }
         if let Some(primary) = self.primary.take() {
             out.push(Effect::Unserve);
+            self.standby.is_unsettled = self.captured.is_known();
             let epoch = primary.epoch;
             self.ended = self.ended.max(epoch);
             if why != Why::Replaced {
@@ -383,15 +389,15 @@ impl Manager {
         }
     }
 
-    /// A transaction commits: [`Effect::Commit`] and [`Effect::Answer`] follow.
-    pub fn commit(&mut self, tx: Tx, draft: Draft, out: &mut Vec<Effect>) {
+    /// A transaction commits: [`Effect::Commit`] and [`Effect::Answer`] follow, with the number that is returned.
+    pub fn commit(&mut self, tx: Tx, draft: Draft, out: &mut Vec<Effect>) -> Option<Number> {
         let flaw = self.rules.flaw;
-        if let Some(primary) = &mut self.primary {
-            primary.commit(tx, draft, flaw, out);
-        }
+        let primary = self.primary.as_mut();
+        let number = primary.map(|primary| primary.commit(tx, draft, flaw, out));
         if flaw == Some(Flaw::SentTooEarly) {
             self.pump(out);
         }
+        number
     }
 
     /// A transaction is over that has nothing in the log.
@@ -437,7 +443,11 @@ impl Manager {
         else {
             return;
         };
+        let first = primary.durable.next();
         primary.durable(last, self.rules.retain_records, flaw, out);
+        for record in primary.recent_from(first) {
+            self.captured.note(record);
+        }
         self.pump(out);
     }
 

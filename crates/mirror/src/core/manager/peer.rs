@@ -258,6 +258,7 @@ impl Manager {
                 rose_ms: now_ms,
                 is_reading: false,
                 on_its_way: VecDeque::new(),
+                is_within: false,
             });
         }
         self.see_follower();
@@ -308,7 +309,10 @@ impl Manager {
             .filter(|follower| !follower.is_reading && !follower.is_full())
         {
             let from = follower.sent.next();
-            let most = Number(last.0.min(follower.floor.0 + window));
+            let most = match follower.is_within {
+                true => last,
+                false => Number(last.0.min(follower.floor.0 + window)),
+            };
             if from > most {
                 return;
             }

@@ -47,6 +47,8 @@ pub struct Follower {
     pub is_reading: bool,
     /// What it was sent and has not executed: to which record, and how long that was.
     pub on_its_way: VecDeque<(Number, usize)>,
+    /// It was sent a part of a transaction, and executes none of that before it has the rest.
+    pub is_within: bool,
 }
 
 impl Follower {
@@ -54,6 +56,7 @@ impl Follower {
     pub fn send(&mut self, records: &[Record]) {
         if let Some(last) = records.last() {
             self.sent = last.number;
+            self.is_within = last.is_piece();
             let bytes = records.iter().map(Record::bytes).sum();
             self.on_its_way.push_back((last.number, bytes));
         }
@@ -88,7 +91,7 @@ impl Follower {
             .iter()
             .map(|(_, bytes)| bytes)
             .sum::<usize>();
-        bytes > WINDOW_BYTES
+        bytes > WINDOW_BYTES && !self.is_within
     }
 }
 
@@ -187,7 +190,13 @@ impl Primary {
         out.extend(grants.into_iter().map(|(tx, grant)| effect(tx, grant)));
     }
 
-    pub fn commit(&mut self, tx: Tx, draft: Draft, flaw: Option<Flaw>, out: &mut Vec<Effect>) {
+    pub fn commit(
+        &mut self,
+        tx: Tx,
+        draft: Draft,
+        flaw: Option<Flaw>,
+        out: &mut Vec<Effect>,
+    ) -> Number {
         let number = self.next;
         self.next = number.next();
         let draft = Arc::new(draft);
@@ -211,6 +220,7 @@ impl Primary {
             self.release(tx, out);
         }
         self.write(out);
+        number
     }
 
     /// One batch is written at a time; what comes in the meantime is the next one.
@@ -256,6 +266,12 @@ impl Primary {
     fn keep(&mut self, record: Record) {
         self.recent_bytes += record.bytes();
         self.recent.push_back(record);
+    }
+
+    /// Those of the records that are in memory from this one on.
+    pub fn recent_from(&self, from: Number) -> impl Iterator<Item = &Record> {
+        let is_later = move |record: &&Record| record.number >= from;
+        self.recent.iter().rev().take_while(is_later)
     }
 
     /// The record of a commit that is not acknowledged.
@@ -324,7 +340,9 @@ impl Primary {
             _ => None,
         };
         for (number, commit) in &mut self.commits {
-            let is_on_peer = commit.is_on_peer || floor.is_none_or(|floor| *number <= floor);
+            // The other member has a long transaction as a whole, or nothing of it.
+            let is_awaited = !commit.is_on_peer && !commit.record.is_piece();
+            let is_on_peer = !is_awaited || floor.is_none_or(|floor| *number <= floor);
             if commit.is_on_member && is_on_peer && !commit.is_answered {
                 commit.is_answered = true;
                 out.push(Effect::Answer(commit.tx, *number));

@@ -1,6 +1,7 @@
 //! What a manager executes of the log: as a standby, while it catches up, and while it takes over.
 
 use super::super::flaw::Flaw;
+use super::super::ledger::Ledger;
 use super::super::log::Identity;
 use super::super::record::{Number, Record};
 use super::super::schedule::Schedule;
@@ -45,6 +46,14 @@ pub struct Standby {
     pub log: Option<Identity>,
     /// The last record that was taken.
     received: Number,
+    /// The pieces of a transaction of which the end was not taken.
+    pub pieces: Vec<Record>,
+    /// The end of the log when it began to follow a primary.
+    pub tail: Number,
+    /// The member may have commits that the log has not: nothing else is executed there before that is known.
+    pub is_unsettled: bool,
+    /// Records that may be executed as soon as it is.
+    pub held: Vec<Record>,
 }
 
 impl Standby {
@@ -53,6 +62,8 @@ impl Standby {
         self.schedule.clear();
         self.taking = None;
         self.epoch = None;
+        self.pieces.clear();
+        self.held.clear();
         self.received = floor;
     }
 
@@ -60,14 +71,26 @@ impl Standby {
     pub fn wanted(&self) -> Number {
         self.received.next()
     }
+
+    /// True if no commit of its own member can be logged behind what it has been sent: that is all that was in the log before the primary
+    /// that it follows wrote, or has something that the member lacks, so that it was never primary after that. More might never be sent:
+    /// a primary sends only so much ahead of what is executed.
+    pub fn has_tail(&self) -> bool {
+        let has_read_all = self
+            .taking
+            .as_ref()
+            .is_some_and(|taking| taking.end.is_some());
+        let is_beyond = self.received >= self.tail || !self.held.is_empty();
+        has_read_all || self.epoch.is_some() && is_beyond
+    }
 }
 
 impl Manager {
     /// Takes records of the log, in order; those that were taken before are skipped.
     pub(super) fn take(&mut self, records: Vec<Record>, out: &mut Vec<Effect>) {
-        let Some(ledger) = &self.ledger else {
+        if self.ledger.is_none() {
             return;
-        };
+        }
         for record in records {
             let number = record.number;
             let is_next = number == self.standby.wanted()
@@ -76,8 +99,24 @@ impl Manager {
                 continue;
             }
             self.standby.received = number;
-            if !ledger.contains(number) {
-                out.extend(self.standby.schedule.push(record).map(Effect::Apply));
+            match record.draft.header() {
+                Some(header) => self.take_rows(header, record, out),
+                None => {
+                    self.leave_pieces(out);
+                    self.begin(record, out);
+                }
+            }
+        }
+    }
+
+    /// Has the member execute a transaction as soon as it may, unless it has that.
+    pub(super) fn begin(&mut self, record: Record, out: &mut Vec<Effect>) {
+        let has = |ledger: &Ledger| ledger.contains(record.number);
+        if !self.ledger.as_ref().is_some_and(has) {
+            let ready = self.standby.schedule.push(record);
+            match self.standby.is_unsettled {
+                true => self.standby.held.extend(ready),
+                false => out.extend(ready.map(Effect::Apply)),
             }
         }
     }
@@ -131,6 +170,7 @@ impl Manager {
                 // Its past was given back after it was looked at.
                 return self.give_up_taking(Why::Behind, out);
             }
+            self.leave_pieces(out);
             self.see(out);
         }
     }
@@ -159,18 +199,28 @@ impl Manager {
         {
             return self.committed(life, number, out);
         }
-        ledger.insert(number);
-        let floor = ledger.floor();
+        let record = self.standby.schedule.started(number);
+        let first = record.map_or(number, Record::first);
+        (first.0..=number.0).for_each(|number| ledger.insert(Number(number)));
         if self.is_diverged {
             return;
         }
         let ready = self.standby.schedule.done(number);
         out.extend(ready.into_iter().map(Effect::Apply));
-        if self.standby.epoch.is_some() {
-            let numbers = vec![number];
+        self.say_applied(vec![number], out);
+        self.see(out);
+    }
+
+    /// Tells the primary, if it follows one, that the member has these.
+    pub(super) fn say_applied(&self, numbers: Vec<Number>, out: &mut Vec<Effect>) {
+        if let Some(ledger) = self
+            .ledger
+            .as_ref()
+            .filter(|_| self.standby.epoch.is_some())
+        {
+            let floor = ledger.floor();
             out.push(Effect::Send(Message::Applied { numbers, floor }));
         }
-        self.see(out);
     }
 
     /// The member's answer differs from what the log says: nothing more is executed there.
@@ -256,6 +306,7 @@ impl Manager {
             return self.see(out);
         }
         self.standby.epoch = Some(epoch);
+        self.standby.tail = last;
         self.role = Role::Recovering(Why::CatchingUp);
         let (from, saved) = (self.standby.wanted(), self.saved);
         let (floor, last) = (ledger.floor(), ledger.last());

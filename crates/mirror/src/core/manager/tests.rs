@@ -1,5 +1,7 @@
 //! When a manager takes over; everything else is the simulation's.
 
+mod rows;
+
 use super::super::class::Claims;
 use super::super::log::Identity;
 use super::super::record::{Record, Statement};

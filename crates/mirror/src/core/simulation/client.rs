@@ -180,7 +180,9 @@ impl World {
             sequences: Vec::new(),
             statements: running.statements.clone(),
         };
-        self.with(at, |manager, out| manager.commit(tx, draft, out));
+        self.with(at, |manager, out| {
+            manager.commit(tx, draft, out).map_or((), drop)
+        });
     }
 
     fn roll_back(&mut self, id: usize, committed: Option<bool>) {

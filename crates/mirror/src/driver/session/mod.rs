@@ -13,6 +13,7 @@ mod asked;
 mod bound;
 mod circle;
 mod copy;
+mod direct;
 mod extended;
 mod keys;
 mod leaving;
@@ -30,6 +31,7 @@ mod simple;
 mod single;
 mod startup;
 mod transaction;
+mod under_way;
 mod visit;
 
 use std::collections::HashMap;
@@ -56,6 +58,7 @@ use names::Names;
 use single::Batch;
 use startup::{Cancel, Entered};
 use transaction::Transaction;
+use under_way::Direct;
 
 pub use startup::{Cancels, cancel, receive};
 pub use visit::visit;
@@ -137,6 +140,8 @@ pub struct Session {
     keeps: Keeps,
     /// It has begun something.
     inside: Option<Inside>,
+    /// Messages that are under way, if transactions are logged as rows.
+    direct: Direct,
     /// With this it is cancelled.
     cancel: Arc<Cancel>,
     /// The client's first message.
@@ -166,6 +171,7 @@ impl Session {
             batch: Batch::default(),
             keeps: Keeps::default(),
             inside: None,
+            direct: Direct::default(),
             cancel: entered.cancel,
             startup: entered.startup,
             secret: entered.secret,
@@ -195,6 +201,9 @@ impl Session {
 
     /// Takes the next message.
     async fn step(&mut self) -> Result<()> {
+        if self.hub.config.ships_rows() {
+            return self.step_directly().await;
+        }
         let is_between = self.is_between();
         if is_between {
             self.inside = None;
@@ -244,7 +253,8 @@ impl Session {
 
     /// True if nothing is under way.
     fn is_between(&self) -> bool {
-        self.status == b'I' && self.transaction.is_none() && !self.prepared.is_open
+        let is_open = self.prepared.is_open || !self.direct.watched.is_idle();
+        self.status == b'I' && self.transaction.is_none() && !is_open
     }
 
     /// Begins something, as soon as it may; not if this manager stops being primary before that.

@@ -12,7 +12,8 @@ use std::time::Duration;
 use bytes::BytesMut;
 use protocol::frame::{self, Refusal};
 
-use super::super::wire::{Wire, status};
+use super::super::wire::Wire;
+use super::under_way::Watched;
 use super::{End, PENDING_BYTES, Result, Session, not_primary};
 use crate::core::moving::Belongings;
 
@@ -34,44 +35,7 @@ enum Came {
     Silence,
 }
 
-/// What a relayed session has under way.
-#[derive(Default)]
-struct Watched {
-    /// Messages that end with `ReadyForQuery`, which has not come.
-    awaited: u64,
-    /// A batch of the extended protocol has begun.
-    in_batch: bool,
-    /// The session is in a transaction.
-    in_transaction: bool,
-    /// The last thing that was said was an error.
-    was_refused: bool,
-}
-
 impl Watched {
-    fn client_says(&mut self, tag: u8) {
-        match tag {
-            b'Q' | b'F' => self.awaited += 1,
-            b'S' => {
-                self.awaited += 1;
-                self.in_batch = false;
-            }
-            b'P' | b'B' | b'D' | b'E' | b'C' | b'H' => self.in_batch = true,
-            _ => {}
-        }
-    }
-
-    fn server_says(&mut self, message: &[u8]) {
-        self.was_refused = message[0] == b'E';
-        if message[0] == b'Z' {
-            self.awaited = self.awaited.saturating_sub(1);
-            self.in_transaction = status(message) != b'I';
-        }
-    }
-
-    fn is_idle(&self) -> bool {
-        self.awaited == 0 && !self.in_batch && !self.in_transaction
-    }
-
     /// The other manager is gone.
     fn lost(&self) -> End {
         if self.was_refused {
@@ -211,27 +175,6 @@ async fn has_served(serving: &mut tokio::sync::watch::Receiver<Option<u32>>) {
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    fn ready(status: u8) -> [u8; 6] {
-        [b'Z', 0, 0, 0, 5, status]
-    }
-
-    #[test]
-    fn what_is_under_way_is_known() {
-        let mut watched = Watched::default();
-        assert!(watched.is_idle());
-        watched.client_says(b'P');
-        assert!(!watched.is_idle());
-        watched.client_says(b'S');
-        watched.client_says(b'Q');
-        watched.server_says(&ready(b'I'));
-        assert!(!watched.is_idle(), "the second has no answer");
-        watched.server_says(&ready(b'T'));
-        assert!(!watched.is_idle(), "a transaction is open");
-        watched.client_says(b'Q');
-        watched.server_says(&ready(b'I'));
-        assert!(watched.is_idle());
-    }
 
     #[test]
     fn a_lost_commit_is_in_doubt_and_an_idle_session_is_not() {

@@ -82,6 +82,9 @@ impl Session {
 
     /// Executes statements of which nothing is mirrored. What was prepared may not make sense any more, and then is not there.
     async fn repeat(&mut self, text: &str, must: bool, reported: &mut Vec<BytesMut>) -> Result<()> {
+        if self.hub.config.ships_rows() {
+            return self.repeat_directly(text, must, reported).await;
+        }
         for (source, _) in self.outline(text).await?.iter() {
             let plans = self.plan(source, false).await?;
             let Some((_, Plan::Alone { sets, .. })) = plans.first() else {
@@ -108,6 +111,31 @@ impl Session {
                 Some(_) => {}
             }
         }
+        Ok(())
+    }
+
+    /// The same where nothing is planned.
+    async fn repeat_directly(
+        &mut self,
+        text: &str,
+        must: bool,
+        reported: &mut Vec<BytesMut>,
+    ) -> Result<()> {
+        for (source, _) in sql::parts::split(text).unwrap_or_default() {
+            frontend::query(&source, &mut self.server.output)?;
+            self.server.flush().await?;
+            let mut reply = reply(&mut self.server).await?;
+            reported.append(&mut reply.reported);
+            match reply.error {
+                None => self.note_text(&source, false),
+                Some(said) if must => {
+                    let why = format!("It cannot be given: {source}: {}.", said.message);
+                    return Err(cannot_move(why));
+                }
+                Some(_) => {}
+            }
+        }
+        self.keeps.end(true);
         Ok(())
     }
 

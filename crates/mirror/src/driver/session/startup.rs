@@ -15,6 +15,7 @@ use proxy::driver::unencrypted_data;
 
 use super::super::hub::{Event, Hub};
 use super::super::peer;
+use super::super::rows;
 use super::super::wire::{Wire, dial};
 use super::login::{Door, Secret, log_in};
 use super::{End, Session};
@@ -246,6 +247,9 @@ pub async fn cancel(hub: &Hub, key: &[u8]) -> io::Result<()> {
         Goes::Here(key) => key,
         Goes::There(key) => return peer::cancel(hub, &key).await,
     };
+    if hub.config.ships_rows() && rows::waits_for_log(&hub.member, &key).await {
+        return Ok(());
+    }
     let mut server = Wire::new(dial(&hub.member.target).await?);
     server
         .output

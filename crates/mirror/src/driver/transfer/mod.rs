@@ -22,11 +22,13 @@ use tokio::process::Command;
 
 use super::config::Target;
 use super::hub::Hub;
+use super::rows;
 use super::state::{Contents, Tokens, contents, install_with, tokens};
 use super::wire::{Postgres, WireError};
 use crate::core::ledger::Ledger;
 use crate::core::log::Identity;
 use crate::core::manager::{Manager, Role, Why};
+use crate::core::rows::Lsn;
 
 use roles::Roles;
 
@@ -186,6 +188,8 @@ struct Copied {
     tokens: Tokens,
     log: Option<Identity>,
     roles: Roles,
+    /// The server that was copied, and up to where the copy has its commits.
+    commits: Option<(u64, Lsn)>,
 }
 
 /// Copies the other member to this machine.
@@ -201,10 +205,24 @@ async fn copy(
     source
         .query("BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY")
         .await?;
-    let exported = source
-        .query("SELECT pg_catalog.pg_export_snapshot()")
-        .await?;
-    let snapshot = exported.value().unwrap_or_default();
+    // It lasts for as long as its session.
+    let mut exported = None;
+    let snapshot = match hub.config.ships_rows() {
+        true => {
+            let made = exported.insert(rows::Snapshot::export(other).await?);
+            let name = made.name.clone();
+            source
+                .query(&format!("SET TRANSACTION SNAPSHOT '{name}'"))
+                .await?;
+            name
+        }
+        false => {
+            let made = source
+                .query("SELECT pg_catalog.pg_export_snapshot()")
+                .await?;
+            made.value().unwrap_or_default()
+        }
+    };
     let (ledger, log) = match contents(&mut source, None).await? {
         Contents::Known {
             is_diverged: true, ..
@@ -224,11 +242,20 @@ async fn copy(
     let roles = Roles::read(hub, other, &mut source).await?;
     begins("dumping the other member");
     dump(hub, other, dumped, &format!("--snapshot={snapshot}")).await?;
+    let commits = match &exported {
+        Some(snapshot) => {
+            begins("waiting for the log");
+            snapshot.is_logged(other).await?;
+            Some(snapshot.commits)
+        }
+        None => None,
+    };
     Ok(Copied {
         ledger,
         tokens,
         log,
         roles,
+        commits,
     })
 }
 
@@ -246,9 +273,13 @@ async fn restore(
     room::make(&mut session, &own.database, is_kept).await?;
     let path = dumped.display().to_string();
     // With the database's owner, privileges, settings and locale.
+    let list = contents_list(hub, elsewhere, dumped).await?;
+    let list = list.path().display().to_string();
     let arguments = [
         "--exit-on-error",
         "--create",
+        "-L",
+        &list,
         "-j",
         JOBS,
         "-d",
@@ -298,11 +329,36 @@ async fn dump(hub: &Hub, other: &Target, to: &Path, snapshot: &str) -> Result<()
     Ok(())
 }
 
+/// List of a dump's contents that are restored: all but those that the mirror itself has made, and makes again.
+async fn contents_list(
+    hub: &Hub,
+    target: &Target,
+    dumped: &Path,
+) -> Result<tempfile::NamedTempFile, TransferError> {
+    let path = dumped.display().to_string();
+    let listed = program(hub, "pg_restore", target, &["-l", "--create", &path]).await?;
+    let is_own = |line: &str| {
+        let is_kind = line.contains(" EVENT TRIGGER ") || line.contains(" PUBLICATION ");
+        is_kind && line.contains(&format!(" {}", rows::NAME))
+    };
+    let kept: Vec<&str> = listed.lines().filter(|line| !is_own(line)).collect();
+    let list = tempfile::NamedTempFile::new_in(dumped)?;
+    std::fs::write(list.path(), kept.join("\n"))?;
+    Ok(list)
+}
+
 async fn finish(own: &Target, copied: &Copied) -> Result<(), TransferError> {
     let mut session = Postgres::connect(own, NAME).await?;
     session.query("ANALYZE").await?;
     let (ledger, tokens) = (&copied.ledger, &copied.tokens);
-    let more = room::is_made(&own.database);
+    let commits = copied
+        .commits
+        .map(|(system, up_to)| rows::note_copied(system, up_to));
+    let more = format!(
+        "{}{}",
+        room::is_made(&own.database),
+        commits.unwrap_or_default()
+    );
     install_with(&mut session, ledger, tokens, copied.log, &more).await?;
     Ok(())
 }
@@ -317,6 +373,9 @@ fn command(hub: &Hub, name: &str, target: &Target, arguments: &[&str]) -> Comman
     command
         .args(arguments)
         .envs(target.environment())
+        // Nobody confirms commits of a database that is being made.
+        .env("PGOPTIONS", "-c synchronous_commit=local")
+        .env("PGAPPNAME", NAME)
         .kill_on_drop(true);
     command
         .stdin(Stdio::null())

@@ -13,6 +13,7 @@ use postgres_protocol::escape::{escape_identifier, escape_literal};
 use xxhash_rust::xxh3::xxh3_64;
 
 use crate::driver::config::Target;
+use crate::driver::rows::NAME as SLOT;
 use crate::driver::wire::{Postgres, WireError};
 
 /// So often it is tried to rename a database that somebody comes to again and again.
@@ -103,9 +104,18 @@ pub(super) async fn make(
     let ending = format!(
         "SELECT pg_catalog.pg_terminate_backend(pid) FROM pg_catalog.pg_stat_activity WHERE datname = {literal}"
     );
+    let unslotted = format!(
+        "SELECT pg_catalog.pg_drop_replication_slot(slot_name) FROM pg_catalog.pg_replication_slots \
+         WHERE slot_name = '{SLOT}' AND database = {literal}"
+    );
     for attempt in 1.. {
         session.query(&ending).await?;
-        match session.query(&renaming).await {
+        // It would keep the WAL for a stream that nobody reads. Its reader may not have ended yet.
+        let made = match session.query(&unslotted).await {
+            Ok(_) => session.query(&renaming).await,
+            failed => failed,
+        };
+        match made {
             Err(WireError::Said(said)) if said.code == "55006" && attempt < ATTEMPTS => {
                 tokio::time::sleep(TRY_AGAIN).await;
             }

@@ -1,0 +1,60 @@
+//! Commits that the log has, by the servers that made them, and those that the member has by itself.
+//!
+//! Invariant: what is noted of a server only rises.
+
+use std::collections::BTreeMap;
+
+use super::record::Record;
+use super::rows::{Header, Lsn, Origin};
+
+/// See the module.
+#[derive(Debug, Default)]
+pub struct Captured {
+    /// Up to where the member has the commits of servers, by their system identifiers.
+    has: BTreeMap<u64, Lsn>,
+    /// Up to where the log has the commits of servers, as far as it was read.
+    logged: BTreeMap<u64, Lsn>,
+    /// The server of the log's last commit.
+    last: Option<u64>,
+}
+
+impl Captured {
+    /// The log has a record.
+    pub fn note(&mut self, record: &Record) {
+        let Some(header) = record.draft.header() else {
+            return self.last = None;
+        };
+        if header.is_last {
+            let Origin { system, end, .. } = header.origin;
+            let logged = self.logged.entry(system).or_default();
+            *logged = end.max(*logged);
+            self.last = Some(system);
+        }
+    }
+
+    /// True if the member has a commit.
+    pub fn contains(&self, header: &Header) -> bool {
+        let has = self.has.get(&header.origin.system);
+        has.is_some_and(|up_to| header.origin.end <= *up_to)
+    }
+
+    /// The member has all commits of these servers up to there.
+    pub fn member_has(&mut self, commits: impl IntoIterator<Item = (u64, Lsn)>) {
+        self.has = commits.into_iter().collect();
+    }
+
+    /// True if the member's commits are logged as rows.
+    pub fn is_known(&self) -> bool {
+        !self.has.is_empty()
+    }
+
+    /// Up to where the log has the commits of a server.
+    pub fn logged_of(&self, system: u64) -> Lsn {
+        self.logged.get(&system).copied().unwrap_or_default()
+    }
+
+    /// True if no other server's commit is the log's last.
+    pub fn may_follow(&self, system: u64) -> bool {
+        self.last.is_none_or(|last| last == system)
+    }
+}

@@ -1,0 +1,122 @@
+//! Transactions with rows: the servers that made their commits, and those of them that the member has by itself.
+//!
+//! A member has the commits that it has made, although nothing in it says which number they have in the log; and those that were in
+//! the snapshot that it was copied from. Invariant: rows of a commit that the member has are never executed there; a long transaction
+//! counts as a whole, and its pieces count for nothing if the end is not in the log. Nothing is executed on a member that was primary's
+//! before it is known that the log has, or can get, all that it has committed.
+
+use super::super::record::{Number, Record};
+use super::super::rows::{Header, Lsn, Rows};
+use super::{Effect, Manager, Role, Why};
+
+impl Manager {
+    /// The member has all commits of these servers up to there: to be said after [`Manager::member_up`].
+    pub fn member_has(&mut self, commits: impl IntoIterator<Item = (u64, Lsn)>) {
+        self.captured.member_has(commits);
+        self.standby.is_unsettled = true;
+    }
+
+    /// Up to where the log has the commits of a server, as far as this manager has read it.
+    pub fn logged_of(&self, system: u64) -> Lsn {
+        self.captured.logged_of(system)
+    }
+
+    /// True if a commit that a server has made can follow on what the log has: no other server has written there since.
+    pub fn may_log_past_of(&self, system: u64) -> bool {
+        self.captured.may_follow(system)
+    }
+
+    /// True if it knows of each commit of its member whether the log has it, or can get it.
+    pub fn has_tail(&self) -> bool {
+        self.standby.has_tail()
+    }
+
+    /// True if its member may have commits that the log has not.
+    pub fn is_unsettled(&self) -> bool {
+        self.standby.is_unsettled
+    }
+
+    /// The log has all commits that its member has made by itself, or can get them: others may be executed there.
+    pub fn settle(&mut self, out: &mut Vec<Effect>) {
+        self.standby.is_unsettled = false;
+        let held = std::mem::take(&mut self.standby.held);
+        out.extend(held.into_iter().map(Effect::Apply));
+    }
+
+    /// The member has commits that the log has not, and nobody was told of: it was primary, and its manager was not quick enough.
+    /// Its state must be transferred.
+    pub fn has_surplus(&mut self, out: &mut Vec<Effect>) {
+        self.is_behind = true;
+        if self.role == Role::Primary {
+            return self.step_down(Why::Behind, out);
+        }
+        self.standby.epoch = None;
+        self.role = Role::Recovering(Why::Behind);
+    }
+
+    /// Takes a record with rows.
+    pub(super) fn take_rows(&mut self, header: Header, record: Record, out: &mut Vec<Effect>) {
+        self.captured.note(&record);
+        if header.piece == 0 {
+            self.leave_pieces(out);
+        }
+        let is_next = self.standby.pieces.len() == header.piece as usize;
+        self.standby.pieces.push(record);
+        if !is_next {
+            return self.leave_pieces(out);
+        }
+        if !header.is_last {
+            return;
+        }
+        let pieces = std::mem::take(&mut self.standby.pieces);
+        if self.captured.contains(&header) {
+            return self.has_already(&pieces, out);
+        }
+        if let Some(whole) = whole(pieces) {
+            self.begin(whole, out);
+        }
+    }
+
+    /// The pieces that were taken have no end: the transaction was never logged as a whole, and comes again if it has committed.
+    pub(super) fn leave_pieces(&mut self, out: &mut Vec<Effect>) {
+        let pieces = std::mem::take(&mut self.standby.pieces);
+        self.has_already(&pieces, out);
+    }
+
+    fn has_already(&mut self, records: &[Record], out: &mut Vec<Effect>) {
+        let numbers: Vec<Number> = records.iter().map(|record| record.number).collect();
+        if let Some(ledger) = self.ledger.as_mut().filter(|_| !numbers.is_empty()) {
+            numbers.iter().for_each(|number| ledger.insert(*number));
+            self.say_applied(numbers, out);
+            self.see(out);
+        }
+    }
+}
+
+/// A transaction of which these are the pieces, as one record with the number of the last; nothing if there are none.
+fn whole(mut pieces: Vec<Record>) -> Option<Record> {
+    let last = pieces.pop()?;
+    if pieces.is_empty() {
+        return Some(last);
+    }
+    let mut rows = Rows::default();
+    for piece in pieces.iter().chain([&last]) {
+        match piece.draft.rows() {
+            Ok(Some(more)) => rows.append(more),
+            // Whoever executes it finds that it cannot be read.
+            _ => {
+                return Some(Record {
+                    number: last.number,
+                    draft: piece.draft.clone(),
+                });
+            }
+        }
+    }
+    let sequences = pieces.iter().chain([&last]);
+    let sequences = sequences.flat_map(|piece| piece.draft.sequences.iter().cloned());
+    let draft = rows.draft(&last.draft.header()?, last.draft.token, sequences.collect());
+    Some(Record {
+        number: last.number,
+        draft: draft.into(),
+    })
+}

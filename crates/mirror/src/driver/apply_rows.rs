@@ -1,0 +1,314 @@
+//! Writing rows of the log to the member.
+//!
+//! Invariant: nothing that a client has defined sets anything off, but for checks and expressions, which a role executes that is no
+//! superuser; each change finds exactly one row, or the member differs.
+
+use std::collections::{BTreeSet, HashMap};
+use std::sync::Arc;
+
+use postgres_protocol::escape::{escape_identifier, escape_literal};
+
+use super::apply::{Applier, Failed};
+use super::definitions;
+use super::deputy::{self, ROWS};
+use super::member::Member;
+use super::wire::{Wire, tag};
+use crate::core::record::Parameter;
+use crate::core::rows::{Change, Definition, Rows};
+use crate::rows::shared::{SHARED, executing};
+use crate::rows::write::{self, Column, Table, Values, Written};
+
+/// Answers are read after so much was sent.
+const SENT_BYTES: usize = 16 << 10;
+
+/// Changes that are sent and not answered, with the answers that must come.
+type Sent<'a> = Vec<(&'a Change, &'static str)>;
+
+fn differs(why: impl ToString) -> Failed {
+    Failed::Differs(why.to_string())
+}
+
+impl Member {
+    /// Writes rows in a transaction that has begun.
+    pub(super) async fn write_rows(
+        &self,
+        applier: &mut Applier,
+        version: u64,
+        rows: &Rows,
+    ) -> Result<(), Failed> {
+        let defines = rows.defines();
+        as_writer(applier).await?;
+        let mut own: HashMap<String, Arc<Table>> = HashMap::new();
+        let mut sent = Sent::new();
+        let empty = Arc::new(Table::new());
+        for change in &rows.changes {
+            if let Change::Define(said) = change {
+                compare(applier, &mut sent).await?;
+                define(applier, said).await?;
+                own.clear();
+                continue;
+            }
+            if let Change::Catalog(all) = change {
+                compare(applier, &mut sent).await?;
+                let here = definitions::read(&mut applier.session, &self.managers).await?;
+                if let Some(why) = all.difference(&here) {
+                    return Err(differs(why));
+                }
+                continue;
+            }
+            let name = name_of(rows, change);
+            let known = match (&name, defines) {
+                (None, _) => Some(empty.clone()),
+                (Some(name), true) => own.get(name).cloned(),
+                (Some(name), false) => self.tables.get(version, name),
+            };
+            let table = match (known, name) {
+                (Some(table), _) => table,
+                (None, name) => {
+                    let name = name.unwrap_or_default();
+                    compare(applier, &mut sent).await?;
+                    let table = Arc::new(describe(applier, &name).await?);
+                    match defines {
+                        true => drop(own.insert(name, table.clone())),
+                        false => self.tables.learn(version, &name, &table),
+                    }
+                    table
+                }
+            };
+            let values = match applier.secret {
+                Some(_) => Values::Literal,
+                None => Values::Bound,
+            };
+            let written = write::statement(rows, change, &table, values).map_err(differs)?;
+            let Some(written) = written else {
+                continue;
+            };
+            sent.push((change, applier.put_written(written)?));
+            if applier.session.wire.output.len() >= SENT_BYTES {
+                compare(applier, &mut sent).await?;
+            }
+        }
+        compare(applier, &mut sent).await?;
+        if defines {
+            raise_owned(applier, rows).await?;
+        }
+        Ok(())
+    }
+
+    /// Sets sequences as the log says.
+    pub(super) async fn set_sequences(
+        &self,
+        applier: &mut Applier,
+        sequences: &[(String, i64)],
+    ) -> Result<(), Failed> {
+        applier.end_batch().await?;
+        for (name, value) in sequences {
+            let text = format!(
+                "SELECT pg_catalog.setval(pg_catalog.to_regclass({}), {value})",
+                escape_literal(name)
+            );
+            applier.write(text).await?;
+        }
+        Ok(())
+    }
+}
+
+/// The table that a change of one row is of.
+fn name_of(rows: &Rows, change: &Change) -> Option<String> {
+    let (Change::Insert(at, _) | Change::Update(at, _, _) | Change::Delete(at, _)) = change else {
+        return None;
+    };
+    rows.relation(*at).map(|relation| relation.quoted())
+}
+
+/// Makes the session's role the one that writes rows, whatever was done before, and has nothing fire.
+async fn as_writer(applier: &mut Applier) -> Result<(), Failed> {
+    if applier.is_writer {
+        return Ok(());
+    }
+    applier.end_batch().await?;
+    if applier.deputy == ROWS {
+        applier.session.query(&writer("SESSION")).await?;
+        applier.is_writer = true;
+        return Ok(());
+    }
+    // A superuser's session may be nobody else: what it writes, it wrote at the primary as well. A deputy's fires nothing from its
+    // beginning, and has a function write.
+    let sets = match applier.secret {
+        None => writer("LOCAL"),
+        Some(_) => "SET LOCAL search_path = ''".to_owned(),
+    };
+    let text = format!("SET LOCAL ROLE NONE; {sets}");
+    applier.session.query(&text).await?;
+    Ok(())
+}
+
+/// Settings of whoever writes rows.
+fn writer(how: &str) -> String {
+    let settings = [
+        "session_replication_role = 'replica'",
+        "search_path = ''",
+        "DateStyle = 'ISO'",
+        "IntervalStyle = 'postgres'",
+        "TimeZone = 'UTC'",
+        "lc_monetary = 'C'",
+        "xmloption = 'content'",
+    ];
+    let sets = settings.map(|setting| format!("SET {how} {setting}"));
+    sets.join("; ")
+}
+
+/// Executes a definition as whoever has said it.
+async fn define(applier: &mut Applier, said: &Definition) -> Result<(), Failed> {
+    let settings: HashMap<String, Option<String>> =
+        serde_json::from_str(&said.settings).map_err(|error| {
+            differs(format!(
+                "the settings of a definition cannot be read: {error}"
+            ))
+        })?;
+    let mut sets: Vec<String> = settings
+        .iter()
+        .filter_map(|(name, value)| Some((name, value.as_ref()?)))
+        .map(|(name, value)| {
+            let (name, value) = (escape_literal(name), escape_literal(value));
+            format!("pg_catalog.set_config({name}, {value}, true)")
+        })
+        .collect();
+    sets.push(format!(
+        "pg_catalog.set_config('role', {}, true)",
+        escape_literal(&said.role)
+    ));
+    let text = format!("SET LOCAL ROLE NONE; SELECT {}", sets.join(", "));
+    applier.session.query(&text).await?;
+    let text = match said.tag.as_str() {
+        SHARED => &executing(&said.text),
+        _ => &said.text,
+    };
+    applier.session.query(text).await?;
+    // Texts may mean something else.
+    applier.session.wire.statements.drop_all();
+    as_writer(applier).await
+}
+
+/// Sets sequences of columns that were filled by the transaction that has made them: nobody else could ask how far those are.
+async fn raise_owned(applier: &mut Applier, rows: &Rows) -> Result<(), Failed> {
+    let inserts = rows
+        .changes
+        .iter()
+        .filter(|change| matches!(change, Change::Insert(..)));
+    let tables: BTreeSet<String> = inserts.filter_map(|change| name_of(rows, change)).collect();
+    for table in tables {
+        let asked = format!(
+            "SELECT a.attname, s.seqrelid::pg_catalog.regclass, CASE WHEN s.seqincrement > 0 THEN 'max' ELSE 'min' END \
+             FROM pg_catalog.pg_depend d JOIN pg_catalog.pg_sequence s ON s.seqrelid = d.objid \
+             JOIN pg_catalog.pg_attribute a ON a.attrelid = d.refobjid AND a.attnum = d.refobjsubid \
+             WHERE d.refobjid = pg_catalog.to_regclass({}) AND d.classid = 'pg_catalog.pg_class'::pg_catalog.regclass \
+             AND d.deptype IN ('a', 'i')",
+            escape_literal(&table)
+        );
+        for row in applier.session.query(&asked).await?.rows() {
+            let [Some(column), Some(sequence), Some(last)] = row.as_slice() else {
+                continue;
+            };
+            let raised = format!(
+                "SELECT pg_catalog.setval({}, pg_catalog.{last}({})) FROM ONLY {table}",
+                escape_literal(sequence),
+                escape_identifier(column)
+            );
+            applier.write(raised).await?;
+        }
+    }
+    Ok(())
+}
+
+/// Reads what the member's catalog says of a table.
+async fn describe(applier: &mut Applier, name: &str) -> Result<Table, Failed> {
+    let asked = format!(
+        "SELECT a.attname, pg_catalog.format_type(a.atttypid, a.atttypmod), a.attidentity = 'a', \
+         (SELECT pg_catalog.format('OPERATOR(%I.%s)', n.nspname, o.oprname) FROM pg_catalog.pg_index i \
+          CROSS JOIN LATERAL ROWS FROM (pg_catalog.unnest(i.indkey::pg_catalog.int2[]), pg_catalog.unnest(i.indclass::pg_catalog.oid[])) \
+            k (attnum, opclass) \
+          JOIN pg_catalog.pg_opclass c ON c.oid = k.opclass JOIN pg_catalog.pg_amop m ON m.amopfamily = c.opcfamily \
+            AND m.amoplefttype = c.opcintype AND m.amoprighttype = c.opcintype AND m.amopstrategy = 3 \
+          JOIN pg_catalog.pg_operator o ON o.oid = m.amopopr JOIN pg_catalog.pg_namespace n ON n.oid = o.oprnamespace \
+          WHERE i.indrelid = a.attrelid AND (i.indisprimary OR i.indisreplident) AND i.indisvalid AND k.attnum = a.attnum LIMIT 1) \
+         FROM pg_catalog.pg_attribute a \
+         WHERE a.attrelid = {}::pg_catalog.regclass AND a.attnum > 0 AND NOT a.attisdropped",
+        escape_literal(name)
+    );
+    let described = applier.session.query(&asked).await?;
+    let columns = described.rows().into_iter().map(|row| {
+        let mut row = row.into_iter();
+        let mut next = || row.next().flatten();
+        let name = next().unwrap_or_default();
+        let column = Column {
+            type_name: next().unwrap_or_default(),
+            is_always: next().as_deref() == Some("t"),
+            equals: next(),
+        };
+        (name, column)
+    });
+    Ok(columns.collect())
+}
+
+/// Sends what was put, and sees that each change has found its row.
+async fn compare(applier: &mut Applier, sent: &mut Sent<'_>) -> Result<(), Failed> {
+    let Some(reply) = applier.end_batch().await? else {
+        return Ok(());
+    };
+    let mut answers = super::member::answers(&reply.messages);
+    for (change, wanted) in sent.drain(..) {
+        let told = tag(answers.next().unwrap_or_default());
+        if told != wanted {
+            let text: String = format!("{change:?}").chars().take(300).collect();
+            return Err(differs(format!(
+                "{text}: answered {told} in place of {wanted}"
+            )));
+        }
+    }
+    Ok(())
+}
+
+impl Applier {
+    /// Puts the statement of a change without sending it: the answer that must come.
+    fn put_written(&mut self, written: Written) -> Result<&'static str, Failed> {
+        let parameter = |value| Parameter {
+            type_oid: 0,
+            is_binary: false,
+            value,
+        };
+        let Some(secret) = self.secret.clone() else {
+            let parameters = written.parameters.into_iter().map(parameter);
+            self.put(&written.text, &parameters.collect::<Vec<_>>())?;
+            return Ok(written.tag);
+        };
+        let values = [secret, written.text].map(|text| parameter(Some(text.into_bytes())));
+        self.put(deputy::WRITE, &values)?;
+        Ok("SELECT 1")
+    }
+
+    /// Executes a statement that concerns one row, as the role that writes rows if a deputy has logged in.
+    pub(super) async fn write(&mut self, text: String) -> Result<(), Failed> {
+        if self.secret.is_none() {
+            self.session.query(&text).await?;
+            return Ok(());
+        }
+        self.end_batch().await?;
+        self.put_written(Written {
+            text,
+            parameters: Vec::new(),
+            tag: "",
+        })?;
+        self.end_batch().await.map(drop)
+    }
+
+    /// Puts a statement without sending it.
+    pub(super) fn put(&mut self, text: &str, parameters: &[Parameter]) -> Result<(), Failed> {
+        let Wire {
+            statements, output, ..
+        } = &mut self.session.wire;
+        statements.put_open(output, text, parameters, &[])?;
+        self.is_open = true;
+        Ok(())
+    }
+}

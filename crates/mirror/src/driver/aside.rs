@@ -1,0 +1,74 @@
+//! A member that is not what the log says: what becomes of it, and of whoever still writes there.
+//!
+//! Invariant: nothing is dropped here. A difference waits for an operator, and what is replaced is kept.
+
+use std::sync::atomic::Ordering;
+
+use super::hub::Hub;
+use super::rows;
+use super::state;
+use super::wire::Postgres;
+use crate::core::manager::{Life, Manager};
+use crate::core::record::Number;
+use crate::core::rows::Lsn;
+
+impl Hub {
+    /// Ends all that clients have begun at the member, which serves nobody any more: their commits would wait for ever.
+    pub(super) async fn end_writers(&self) {
+        let life = self.look(Manager::life);
+        let ended = async {
+            let mut session = Postgres::connect(&self.member.target, "understudy mirror").await?;
+            rows::end_writers(&mut session).await
+        };
+        match ended.await {
+            Ok(began) if self.look(Manager::life) == life && !self.role().serves() => {
+                *self.capture.began.lock() = Some(began);
+                self.capture.learn();
+            }
+            Ok(_) => {}
+            Err(error) => {
+                tracing::debug!(%error, "clients' sessions at the member cannot be ended now")
+            }
+        }
+    }
+
+    /// The member has committed something else than what the log has.
+    pub fn differs(&self, life: Life, number: Number, why: String) {
+        let why = match number {
+            Number(0) => why,
+            number => format!("transaction {number}: {why}"),
+        };
+        tracing::error!(why, "the member differs from the log");
+        self.difference.lock().get_or_insert(why);
+        self.act(|manager, out| manager.differs(life, number, out));
+    }
+
+    /// The member has committed what the log does not have: it was primary, and lost its epoch before that was logged. Nobody was told
+    /// that it has happened.
+    pub fn has_surplus(&self, end: Lsn) {
+        tracing::warn!(%end, "the member has commits that the log does not have, and is replaced; its database is kept");
+        self.replaces.store(true, Ordering::Release);
+        self.act(|manager, out| manager.has_surplus(out));
+    }
+
+    /// The member's slot has lost commits: nobody can say any more what it has committed. It serves nobody, and is replaced.
+    pub fn has_no_slot(&self) {
+        const WHY: &str = "the member has no replication slot any more: its commits since then are not known, and it is replaced";
+        tracing::error!(WHY);
+        *self.hindrance.lock() = Some(WHY.to_owned());
+        self.replaces.store(true, Ordering::Release);
+        self.act(|manager, out| manager.has_surplus(out));
+    }
+
+    /// Remembers in the member that it differs.
+    pub(super) async fn mark(&self) {
+        let marked = async {
+            let mut session = Postgres::connect(&self.member.target, "understudy mirror").await?;
+            let difference = self.difference.lock().clone().unwrap_or_default();
+            state::mark(&mut session, &difference).await
+        };
+        if let Err(error) = marked.await {
+            tracing::error!(%error, "the member cannot be marked as one that differs");
+        }
+    }
+}

@@ -1,0 +1,80 @@
+//! Facts that the stream of the member's commits shares with everybody else.
+
+use std::collections::BTreeMap;
+
+use parking_lot::Mutex;
+use tokio::sync::{Notify, watch};
+
+use crate::core::record::{Number, Record};
+use crate::core::rows::Lsn;
+
+/// So many transactions that the member has executed are kept at most until they are compared.
+const MOST_KEPT: usize = 20_000;
+
+/// Facts of the stream and for it.
+pub struct Capture {
+    /// The epoch in which commits are logged; none if they are compared.
+    pub epoch: watch::Sender<Option<u32>>,
+    /// The epoch in which the log has all that was committed before it.
+    pub level: watch::Sender<Option<u32>>,
+    /// Up to where everything is dealt with.
+    pub confirmed: watch::Sender<Lsn>,
+    /// The end of the member's WAL when it was found to be one that nobody writes to but this manager.
+    pub began: Mutex<Option<Lsn>>,
+    /// Transactions of the log that the member executes, until they are compared.
+    kept: Mutex<BTreeMap<Number, Record>>,
+    /// Something was learnt of the log.
+    learnt: Notify,
+}
+
+impl Default for Capture {
+    fn default() -> Capture {
+        Capture {
+            epoch: watch::Sender::new(None),
+            level: watch::Sender::new(None),
+            confirmed: watch::Sender::new(Lsn(0)),
+            began: Mutex::default(),
+            kept: Mutex::default(),
+            learnt: Notify::new(),
+        }
+    }
+}
+
+impl Capture {
+    /// The member is about to execute this.
+    pub fn keep(&self, record: &Record) {
+        let mut kept = self.kept.lock();
+        if kept.len() < MOST_KEPT {
+            kept.insert(record.number, record.clone());
+        }
+    }
+
+    /// Forgets another life of the member.
+    pub fn forget(&self) {
+        self.kept.lock().clear();
+        *self.began.lock() = None;
+    }
+
+    /// The log has more, or the manager is something else.
+    pub fn learn(&self) {
+        self.learnt.notify_one();
+    }
+
+    /// Waits until everything up to there is dealt with.
+    pub async fn reaches(&self, at: Lsn) {
+        // The sender lives as long as the process.
+        let _ = self.confirmed.subscribe().wait_for(|now| *now >= at).await;
+    }
+
+    /// Takes what is kept of transactions that are to be compared.
+    pub fn take(&self, numbers: &[Number]) -> Vec<Record> {
+        let mut kept = self.kept.lock();
+        let taken = numbers.iter().filter_map(|number| kept.remove(number));
+        taken.collect()
+    }
+
+    /// Waits until something was learnt.
+    pub async fn learns(&self) {
+        self.learnt.notified().await;
+    }
+}

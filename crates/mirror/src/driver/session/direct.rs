@@ -1,0 +1,266 @@
+//! A session whose transactions are logged as rows: the member is sent what the client says, as it says it.
+//!
+//! PostgreSQL itself lets a COMMIT wait until the log has it, so nothing is planned, locked or noted here but what the session has when
+//! it goes on elsewhere.
+//!
+//! Invariant: what is read is passed on only while the epoch stands, and a session moves only with nothing under way. Where an answer
+//! was not told, the client is told that its transaction may have committed.
+
+use bytes::BytesMut;
+use postgres_protocol::escape::escape_literal;
+use postgres_protocol::message::frontend;
+use protocol::frame::{self, Refusal, error_fields};
+use proxy::core::sql::{Effect, Kind};
+
+use super::super::rows;
+use super::super::wire::{Said, WireError, status};
+use super::bound::read_parse;
+use super::{End, PENDING_BYTES, Result, Session, gone};
+use crate::rows::shared;
+
+/// A text that says a refusal in place of another one: it fails where that would, and the session goes on.
+fn raised(refusal: &Refusal) -> String {
+    let of = |text: &str| escape_literal(text).trim_start().to_owned();
+    let call = format!(
+        "BEGIN RAISE EXCEPTION USING ERRCODE = {}, MESSAGE = {}, HINT = {}; END",
+        of(refusal.code),
+        of(&refusal.message),
+        of(refusal.hint.as_deref().unwrap_or_default())
+    );
+    format!("DO {}", escape_literal(&call))
+}
+
+/// The function of PostgreSQL's that lets a commit wait, and says so if it does not.
+const WAITS: &[u8] = b"SyncRepWaitForLSN";
+
+impl Session {
+    /// Passes on what comes next, of either side.
+    pub(super) async fn step_directly(&mut self) -> Result<()> {
+        let is_between = self.is_between();
+        if is_between {
+            self.inside = None;
+        }
+        self.client.flush().await?;
+        if self.server.is_gone() {
+            return Err(End::Leaves);
+        }
+        self.server
+            .flush()
+            .await
+            .map_err(|error| self.unanswered(End::Lost(error)))?;
+        tokio::select! {
+            message = self.client.receive() => {
+                let message = message.map_err(|_| End::Terminated)?;
+                if is_between && !self.begin().await {
+                    self.client.put_back(&message);
+                    return Err(End::Leaves);
+                }
+                self.pass_to_member(message)
+            }
+            message = self.server.receive() => match message {
+                Ok(message) => self.pass_to_client(message).await,
+                Err(error) if is_between => self.lose_server(error).await,
+                Err(error) => Err(self.unanswered(End::Lost(error))),
+            },
+            gone = gone(&mut self.serving) => {
+                Err(if is_between { End::Leaves } else { self.unanswered(gone) })
+            }
+        }
+    }
+
+    /// Passes on what the client says.
+    fn pass_to_member(&mut self, first: BytesMut) -> Result<()> {
+        let mut next = Some(first);
+        while let Some(message) = next {
+            self.say(&message)?;
+            next = match self.server.output.len() < PENDING_BYTES {
+                true => self.client.take().map_err(|_| End::Terminated)?,
+                false => None,
+            };
+        }
+        Ok(())
+    }
+
+    fn say(&mut self, message: &[u8]) -> Result<()> {
+        let body = frame::body(message);
+        match message[0] {
+            b'X' => return Err(End::Terminated),
+            b'Q' => {
+                let text = frame::name(body).map_or("", |(text, _)| text);
+                let carried = self.carried(text)?;
+                self.direct.sent.push_back(vec![text.to_owned()]);
+                if let Some(carried) = carried {
+                    self.direct.watched.client_says(message[0]);
+                    frontend::query(&carried, &mut self.server.output)?;
+                    return Ok(());
+                }
+            }
+            b'S' => {
+                let batch = std::mem::take(&mut self.direct.batch);
+                self.direct.sent.push_back(batch);
+            }
+            b'P' => {
+                if let Some((name, mut prepared)) = read_parse(body) {
+                    let mut own = BytesMut::new();
+                    if let Some(carried) = self.carried(&prepared.text)? {
+                        frontend::parse(name, &carried, prepared.types.iter().copied(), &mut own)?;
+                        prepared.text = carried;
+                    }
+                    let message = if own.is_empty() { message } else { &own };
+                    self.prepared.parse(name, prepared, message);
+                    return self.say_prepared(message);
+                }
+            }
+            b'C' => {
+                self.prepared.close(message);
+                return self.say_prepared(message);
+            }
+            b'B' => {
+                if let Some((portal, rest)) = frame::name(body)
+                    && let Some((statement, _)) = frame::name(rest)
+                    && let Some(prepared) = self.prepared.statement(statement)
+                {
+                    self.direct
+                        .portals
+                        .insert(portal.to_owned(), prepared.text.clone());
+                }
+            }
+            b'E' => {
+                let text =
+                    frame::name(body).and_then(|(portal, _)| self.direct.portals.get(portal));
+                self.direct.batch.extend(text.cloned());
+            }
+            _ => {}
+        }
+        self.direct.watched.client_says(message[0]);
+        self.server.output.extend_from_slice(message);
+        Ok(())
+    }
+
+    fn say_prepared(&mut self, message: &[u8]) -> Result<()> {
+        self.direct.watched.client_says(message[0]);
+        self.prepared.send(&mut self.server.output);
+        Ok(())
+    }
+
+    /// A text as the member is to execute it; nothing if that is the text itself. A transaction that somebody else is to end is not in the
+    /// log before that.
+    fn carried(&self, text: &str) -> Result<Option<String>> {
+        let known = self.hub.texts.look(text.as_bytes());
+        let prepares = |kind: &Kind| matches!(kind, Kind::PrepareTransaction);
+        if known.parts.iter().any(|part| prepares(&part.kind)) {
+            let refusal = Refusal::fatal("0A000", "PREPARE TRANSACTION cannot be mirrored");
+            return Err(End::Told(Box::new(
+                refusal.hint("Commit the transaction itself."),
+            )));
+        }
+        shared::carried(text).or_else(|refusal| Ok(Some(raised(&refusal))))
+    }
+
+    /// Passes on what the member says.
+    async fn pass_to_client(&mut self, first: BytesMut) -> Result<()> {
+        let mut next = Some(first);
+        while let Some(message) = next {
+            self.hear(&message).await?;
+            self.client.output.extend_from_slice(&message);
+            next = match self.client.output.len() < PENDING_BYTES {
+                true => self.server.take()?,
+                false => None,
+            };
+        }
+        Ok(())
+    }
+
+    async fn hear(&mut self, message: &[u8]) -> Result<()> {
+        if self.is_between() && message[0] == b'E' {
+            return Err(WireError::Said(Box::new(Said::read(BytesMut::from(message)))).into());
+        }
+        match message[0] {
+            b'Z' | b'D' => self.check_lease().map_err(|end| self.unanswered(end))?,
+            b'E' => {
+                self.direct.has_failed = true;
+                self.prepared.fail();
+            }
+            kind @ (b'1' | b'3') => self.prepared.answered(kind),
+            b'N' if error_fields(message).routine == WAITS => self.wait_for_log().await?,
+            b'G' if self.direct.watched.is_extended() => {
+                // PostgreSQL takes the ends of batches that come while it copies for nothing.
+                let sent = std::mem::take(&mut self.direct.sent);
+                self.direct.batch = sent.into_iter().flatten().collect();
+            }
+            _ => {}
+        }
+        self.direct.watched.server_says(message);
+        if message[0] == b'Z' {
+            let was_failed = self.status == b'E';
+            self.status = status(message);
+            let texts = self.direct.sent.pop_front().unwrap_or_default();
+            if !std::mem::take(&mut self.direct.has_failed) {
+                texts
+                    .iter()
+                    .for_each(|text| self.note_text(text, was_failed));
+            }
+            if self.status == b'I' {
+                self.direct.portals.clear();
+                self.keeps.end(true);
+            }
+        }
+        Ok(())
+    }
+
+    /// Notes what a text has left with the session.
+    pub(super) fn note_text(&mut self, text: &str, was_failed: bool) {
+        let known = self.hub.texts.look(text.as_bytes());
+        for part in &known.parts {
+            match &part.kind {
+                Kind::Savepoint(name) => self.keeps.savepoint(name),
+                Kind::RollbackTo(name) => self.keeps.rollback_to(name),
+                Kind::Release(name) => self.keeps.release(name),
+                Kind::Rollback { .. } => self.keeps.end(false),
+                Kind::Commit { .. } => self.keeps.end(!was_failed),
+                _ => {}
+            }
+            for effect in &part.effects {
+                match effect {
+                    Effect::Deallocate(name) => self.prepared.forget(name.as_deref()),
+                    Effect::DiscardAll => self.prepared.forget(None),
+                    _ => {}
+                }
+                self.keeps.note(effect);
+            }
+        }
+    }
+
+    /// A commit has not waited, because it was cancelled: what is told of it waits here.
+    async fn wait_for_log(&mut self) -> Result<()> {
+        let hub = self.hub.clone();
+        let waited = async {
+            let end = rows::end_now(&hub.member).await?;
+            hub.capture.reaches(end).await;
+            Ok::<(), WireError>(())
+        };
+        tokio::select! {
+            waited = waited => waited.map_err(|error| self.unanswered(error.into())),
+            gone = gone(&mut self.serving) => Err(self.unanswered(gone)),
+        }
+    }
+
+    /// Why a session ends with something under way: whatever it has been told of that.
+    fn unanswered(&self, end: End) -> End {
+        if self.direct.watched.is_answered() {
+            return end;
+        }
+        let refusal = Refusal::fatal(
+            "08007",
+            "the member, or this manager's epoch, was lost before the answer came",
+        )
+        .detail("A transaction whose commit was under way may have committed.")
+        .hint(
+            "Connect again, and look whether it has; name both managers in the connection string.",
+        );
+        match end {
+            End::Lost(_) | End::Told(_) | End::Said(_) => End::Told(Box::new(refusal)),
+            end @ (End::Leaves | End::Terminated) => end,
+        }
+    }
+}

@@ -1,0 +1,144 @@
+//! Ways in which commits that wait for the log could wait for ever, with `ship = "rows"`: each ends by itself.
+
+use std::time::{Duration, Instant};
+
+use crate::server::psql;
+use crate::site::{Site, connect, run, value};
+
+/// Commits that have locked what whoever decodes them needs. PostgreSQL does not see that they wait for each other.
+const CIRCLES: &[&str] = &[
+    "DO $$ BEGIN LOCK pg_class IN ACCESS EXCLUSIVE MODE; INSERT INTO t VALUES (1); END $$",
+    "DO $$ BEGIN LOCK pg_attribute, pg_type IN ACCESS EXCLUSIVE MODE; INSERT INTO t VALUES (2); END $$",
+    "DO $$ BEGIN LOCK pg_authid IN ACCESS EXCLUSIVE MODE; INSERT INTO t VALUES (3); END $$",
+    "DO $$ BEGIN LOCK t IN ACCESS EXCLUSIVE MODE; INSERT INTO t VALUES (4); END $$",
+];
+
+#[test]
+fn a_commit_that_locks_what_decodes_it_ends_by_itself() {
+    let site = Site::start_with_rows("");
+    let client = site.connect();
+    run(&site, &client, "CREATE TABLE t (id int PRIMARY KEY)");
+    site.must_be_equal();
+    for text in CIRCLES {
+        let began = Instant::now();
+        let executing = client.batch_execute(text);
+        let executing = async { tokio::time::timeout(Duration::from_secs(20), executing).await };
+        let done = site.runtime.block_on(executing);
+        done.unwrap_or_else(|_| panic!("{text}: it waits for ever"))
+            .unwrap_or_else(|error| panic!("{text}: {error:?}"));
+        assert!(
+            began.elapsed() < Duration::from_secs(10),
+            "{text}: {:?}",
+            began.elapsed()
+        );
+    }
+    assert_eq!(site.must_be_equal().rows, 4);
+}
+
+/// Whoever waits for the log of a manager that is gone gets an answer, and goes on at the other one.
+#[test]
+fn whoever_waits_for_a_manager_that_is_gone_is_told() {
+    let mut site = Site::start_with_rows("");
+    let client = site.connect();
+    run(&site, &client, "CREATE TABLE t (id int PRIMARY KEY)");
+    site.must_be_equal();
+    let before = site.who_serves();
+    let member = site.member(before);
+    site.hold_log(true);
+    let inserting = site
+        .runtime
+        .spawn(async move { client.batch_execute("INSERT INTO t VALUES (1)").await });
+    site.wait("the commit waits", || waiting(&member) == "1");
+    site.kill_manager(before);
+    site.hold_log(false);
+    let ended = async { tokio::time::timeout(Duration::from_secs(10), inserting).await };
+    let ended = site
+        .runtime
+        .block_on(ended)
+        .expect("it ends")
+        .expect("it runs");
+    ended.expect_err("nobody has logged it");
+    site.wait("the other one is primary", || {
+        site.primary() == Some(1 - before)
+    });
+    run(&site, &site.connect(), "INSERT INTO t VALUES (2)");
+    site.manage(before);
+    site.settle();
+    site.must_be_equal();
+}
+
+fn waiting(member: &str) -> String {
+    let waits = "SELECT count(*) FROM pg_stat_activity WHERE wait_event = 'SyncRep'";
+    psql(member, waits).expect("it answers")
+}
+
+/// Writes so much WAL that the slot loses what was not decoded.
+fn lose_slot(member: &str) {
+    let session = format!("{member} options='-c synchronous_commit=local'");
+    for _ in 0..6 {
+        psql(
+            &session,
+            "SELECT pg_logical_emit_message(false, 'x', 'y'), pg_switch_wal()",
+        )
+        .expect("it is written");
+    }
+    psql(&session, "CHECKPOINT").expect("it is done");
+    let lost = "SELECT wal_status FROM pg_replication_slots WHERE slot_name = 'understudy_mirror'";
+    assert_eq!(psql(&session, lost).as_deref(), Ok("lost"));
+}
+
+/// A member whose slot is full has commits that nobody can decode any more: it is replaced, and its database kept.
+#[test]
+fn a_member_whose_slot_is_lost_while_its_manager_is_away_is_replaced() {
+    let mut site = Site::start_with("ship = 'rows'", |server| {
+        server.configure("wal_level = logical\nmax_slot_wal_keep_size = '32MB'");
+    });
+    run(
+        &site,
+        &site.connect(),
+        "CREATE TABLE t (id int PRIMARY KEY); INSERT INTO t VALUES (1)",
+    );
+    site.must_be_equal();
+    let standby = 1 - site.who_serves();
+    site.kill_manager(standby);
+    std::thread::sleep(Duration::from_secs(1));
+    lose_slot(&site.member(standby));
+    site.manage(standby);
+    site.settle();
+    assert_eq!(site.must_be_equal().rows, 1);
+    assert_eq!(site.kept(standby).len(), 1);
+}
+
+/// The primary's slot is lost while it serves: it stops, and the other one goes on.
+#[test]
+fn a_primary_whose_slot_is_lost_is_replaced() {
+    let site = Site::start_with_rows("");
+    let client = site.connect();
+    run(
+        &site,
+        &client,
+        "CREATE TABLE t (id int PRIMARY KEY); INSERT INTO t VALUES (1)",
+    );
+    site.must_be_equal();
+    let before = site.who_serves();
+    let session = format!(
+        "{} options='-c synchronous_commit=local'",
+        site.member(before)
+    );
+    let dropped = "SELECT pg_terminate_backend(active_pid, 5000) FROM pg_replication_slots; SELECT pg_drop_replication_slot('understudy_mirror')";
+    site.wait("the slot is dropped", || psql(&session, dropped).is_ok());
+    site.wait("the other one is primary", || {
+        site.primary() == Some(1 - before)
+    });
+    let client = site
+        .runtime
+        .block_on(connect(&site.conninfo()))
+        .expect("let in");
+    run(&site, &client, "INSERT INTO t VALUES (2)");
+    site.settle();
+    assert_eq!(
+        value(&site, &client, "SELECT count(*) FROM t").as_deref(),
+        Some("2")
+    );
+    assert_eq!(site.must_be_equal().rows, 2);
+}
