@@ -26,10 +26,15 @@ impl Captured {
         };
         if header.is_last {
             let Origin { system, end, .. } = header.origin;
-            let logged = self.logged.entry(system).or_default();
-            *logged = end.max(*logged);
+            self.settled(system, end);
             self.last = Some(system);
         }
+    }
+
+    /// The log has the commits of a server up to there, or gets them no more.
+    pub fn settled(&mut self, system: u64, up_to: Lsn) {
+        let logged = self.logged.entry(system).or_default();
+        *logged = up_to.max(*logged);
     }
 
     /// True if the member has a commit.

@@ -19,6 +19,7 @@ pub mod moving;
 pub mod pgoutput;
 mod raw;
 pub mod record;
+pub mod rewind;
 pub mod rows;
 pub mod schedule;
 pub mod stream;

@@ -97,7 +97,7 @@ impl Applier {
     }
 
     /// Begins a transaction, with definitions as they are: what was prepared before they changed may mean something else.
-    fn begin(&mut self, definitions: u64) -> Result<(), Failed> {
+    pub(super) fn begin(&mut self, definitions: u64) -> Result<(), Failed> {
         if std::mem::replace(&mut self.definitions, definitions) != definitions {
             self.session.wire.statements.drop_all();
         }
@@ -200,7 +200,7 @@ impl Applier {
     }
 
     /// Rolls back, and forgets what the session is said to have.
-    async fn give_up(&mut self) -> Result<(), WireError> {
+    pub(super) async fn give_up(&mut self) -> Result<(), WireError> {
         self.settings = None;
         self.is_open = false;
         self.session.wire.statements.failed();
@@ -394,7 +394,7 @@ impl Member {
     }
 
     /// The deputy that writes rows.
-    async fn writer(&self, life: Life) -> Result<Deputy, Failed> {
+    pub(super) async fn writer(&self, life: Life) -> Result<Deputy, Failed> {
         let mut deputies = self.deputies.lock().await;
         let writer = (ROWS, Executes::Definitions);
         if let Some((deputy, _)) = deputies.of(life, 0, writer) {

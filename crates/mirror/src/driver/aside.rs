@@ -5,6 +5,7 @@
 use std::sync::atomic::Ordering;
 
 use super::hub::Hub;
+use super::level::Surplus;
 use super::rows;
 use super::state;
 use super::wire::Postgres;
@@ -44,9 +45,10 @@ impl Hub {
     }
 
     /// The member has committed what the log does not have: it was primary, and lost its epoch before that was logged. Nobody was told
-    /// that it has happened.
-    pub fn has_surplus(&self, end: Lsn) {
-        tracing::warn!(%end, "the member has commits that the log does not have, and is replaced; its database is kept");
+    /// that it has happened. They are undone, or the member is replaced.
+    pub fn has_surplus(&self, end: Lsn, surplus: Option<Surplus>) {
+        tracing::warn!(%end, "the member has commits that the log does not have");
+        *self.capture.surplus.lock() = surplus.filter(|surplus| !surplus.commits.is_empty());
         self.replaces.store(true, Ordering::Release);
         self.act(|manager, out| manager.has_surplus(out));
     }

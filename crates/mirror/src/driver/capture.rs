@@ -21,6 +21,7 @@ use tokio::sync::mpsc;
 
 use super::definitions::Definitions;
 use super::hub::{Event, Hub};
+use super::level::Surplus;
 use super::rows;
 use super::sequences::Sequences;
 use super::wire::{Postgres, Said, WireError};
@@ -45,7 +46,9 @@ pub async fn watch(hub: Arc<Hub>) {
     let mut epochs = hub.capture.epoch.subscribe();
     loop {
         let epoch = *epochs.borrow_and_update();
-        if hub.capture.began.lock().is_some() || epoch.is_some() {
+        let is_used = hub.capture.began.lock().is_some() || epoch.is_some();
+        // One that is to be replaced, or to be rewound, says nothing more.
+        if is_used && !hub.replaces.load(Ordering::Acquire) {
             let streaming = stream(&hub, epoch);
             let ended = tokio::select! {
                 ended = streaming => ended,
@@ -70,6 +73,8 @@ pub(super) struct Stream<'a> {
     pub(super) system: u64,
     assembly: Assembly,
     pub(super) confirmed: Confirmed,
+    /// Commits of which nobody has said yet that the log has them.
+    pub(super) surplus: Surplus,
     /// The server has sent everything up to here.
     sent: Lsn,
     /// Definitions of the transaction whose last piece has not come.
@@ -95,6 +100,8 @@ struct Log {
     logged: Lsn,
     /// Commits up to here were made before the epoch.
     past: Lsn,
+    /// The log says that this member has served in this epoch.
+    is_begun: bool,
     /// Definitions of the member, for the standby to compare.
     definitions: Definitions,
     /// Records that are not durable.
@@ -136,6 +143,7 @@ async fn stream(hub: &Hub, epoch: Option<u32>) -> Result<(), WireError> {
                     is_last: true,
                 },
                 past,
+                is_begun: false,
                 definitions: Definitions::new(&hub.member),
                 writing: 0,
                 batch: Vec::new(),
@@ -150,6 +158,7 @@ async fn stream(hub: &Hub, epoch: Option<u32>) -> Result<(), WireError> {
         system,
         assembly: Assembly::new(system, timeline, usize::MAX),
         confirmed: Confirmed::default(),
+        surplus: Surplus::default(),
         sent: Lsn(0),
         turns: rows::Turns::new(),
         log,
@@ -178,7 +187,7 @@ impl Stream<'_> {
             self.prove()?;
             let position = self.confirmed.position();
             self.hub.capture.confirmed.send_replace(position);
-            self.see_level();
+            self.see_level()?;
             if is_asked || position > told {
                 told = position;
                 put(&mut session.wire.output, &pgoutput::confirmation(position))?;
@@ -272,7 +281,7 @@ impl Stream<'_> {
                 .hub
                 .look(|manager| manager.may_log_past_of(self.system))
         {
-            self.hub.has_surplus(end);
+            self.hub.has_surplus(end, None);
             return Err(broken(
                 "the member has commits that cannot be logged any more",
             ));
@@ -421,16 +430,23 @@ impl Stream<'_> {
         Ok(())
     }
 
-    /// Says so as soon as the log has all that was committed before the epoch.
-    fn see_level(&mut self) {
-        if let Some(log) = &self.log
-            && self.sent >= log.past
-            && log.writing == 0
-            && *self.hub.capture.level.borrow() != Some(log.epoch)
-        {
-            self.hub.capture.level.send_replace(Some(log.epoch));
-            self.assembly.cut(PIECE_BYTES);
+    /// Says so as soon as the log has all that was committed before the epoch, and that this member has the epoch: what another one has
+    /// committed by itself follows on nothing then, and may be said not to have happened.
+    fn see_level(&mut self) -> Result<(), WireError> {
+        let Some(log) = &mut self.log else {
+            return Ok(());
+        };
+        let is_level = *self.hub.capture.level.borrow() == Some(log.epoch);
+        if is_level || self.sent < log.past || log.writing > 0 {
+            return Ok(());
         }
+        if !std::mem::replace(&mut log.is_begun, true) {
+            let header = log.last;
+            return self.give(header, &Rows::default(), Vec::new()).map(drop);
+        }
+        self.hub.capture.level.send_replace(Some(log.epoch));
+        self.assembly.cut(PIECE_BYTES);
+        Ok(())
     }
 
     /// Commits that a standby's member has made by itself are in the log, or it is replaced.
@@ -446,11 +462,13 @@ impl Stream<'_> {
         };
         let (logged, has_tail, is_unsettled, may_log) = self.hub.look(look);
         self.confirmed.proved(logged);
+        self.surplus.is_logged(logged);
         let began = *self.hub.capture.began.lock();
         let has_all = began.is_some_and(|began| self.sent >= began) && has_tail;
         match self.confirmed.unproved() {
             Some(end) if has_all && !may_log => {
-                self.hub.has_surplus(end);
+                let surplus = std::mem::take(&mut self.surplus);
+                self.hub.has_surplus(end, Some(surplus));
                 return Err(broken("the member has commits that the log does not have"));
             }
             _ if has_all && is_unsettled => self.hub.act(|manager, out| manager.settle(out)),

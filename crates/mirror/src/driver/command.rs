@@ -192,6 +192,8 @@ fn replace(hub: &Hub) -> Result<String, String> {
     if hub.role().serves() {
         return Err("this manager is primary: its member is not replaced".to_owned());
     }
+    // Nor is it rewound.
+    hub.capture.surplus.lock().take();
     hub.replaces.store(true, Ordering::Release);
     Ok("{\"replaces\":true}".to_owned())
 }
@@ -306,6 +308,11 @@ pub fn metrics(hub: &Hub) -> String {
             "transfers_total",
             "state transfers",
             of(&counters.transfers),
+        ),
+        (
+            "rewinds_total",
+            "returns of a member whose own commits were undone",
+            of(&counters.rewinds),
         ),
         (
             "sessions_moved_total",

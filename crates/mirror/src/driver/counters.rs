@@ -14,6 +14,7 @@ pub struct Counters {
     pub deadlocks: AtomicU64,
     pub applied: AtomicU64,
     pub transfers: AtomicU64,
+    pub rewinds: AtomicU64,
     pub moved: AtomicU64,
     /// Transactions whose rows were compared with the log's after the member had committed them.
     pub compared: AtomicU64,

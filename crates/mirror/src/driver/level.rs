@@ -6,10 +6,45 @@ use parking_lot::Mutex;
 use tokio::sync::{Notify, watch};
 
 use crate::core::record::{Number, Record};
-use crate::core::rows::Lsn;
+use crate::core::rows::{Change, Lsn, Rows};
 
 /// So many transactions that the member has executed are kept at most until they are compared.
 const MOST_KEPT: usize = 20_000;
+
+/// Commits of a member that the log does not have, and gets no more.
+#[derive(Debug, Clone, Default)]
+pub struct Surplus {
+    /// Their rows, in order; nothing if there are too many.
+    pub commits: Vec<(Lsn, Rows)>,
+    bytes: usize,
+    is_too_much: bool,
+}
+
+/// Rows of more bytes are not kept.
+const MOST_SURPLUS_BYTES: usize = 32 << 20;
+
+impl Surplus {
+    /// A commit more.
+    pub fn push(&mut self, end: Lsn, rows: Rows) {
+        self.bytes += bytes(&rows);
+        self.commits.push((end, rows));
+        self.is_too_much |= self.bytes > MOST_SURPLUS_BYTES;
+        if self.is_too_much {
+            self.commits.clear();
+        }
+    }
+
+    /// The log has its commits up to there.
+    pub fn is_logged(&mut self, up_to: Lsn) {
+        let gone = self.commits.partition_point(|(end, _)| *end <= up_to);
+        let gone = self.commits.drain(..gone);
+        self.bytes -= gone.map(|(_, rows)| bytes(&rows)).sum::<usize>();
+    }
+}
+
+fn bytes(rows: &Rows) -> usize {
+    rows.changes.iter().map(Change::bytes).sum()
+}
 
 /// Facts of the stream and for it.
 pub struct Capture {
@@ -21,6 +56,8 @@ pub struct Capture {
     pub confirmed: watch::Sender<Lsn>,
     /// The end of the member's WAL when it was found to be one that nobody writes to but this manager.
     pub began: Mutex<Option<Lsn>>,
+    /// Commits that are to be undone.
+    pub surplus: Mutex<Option<Surplus>>,
     /// Transactions of the log that the member executes, until they are compared.
     kept: Mutex<BTreeMap<Number, Record>>,
     /// Something was learnt of the log.
@@ -34,6 +71,7 @@ impl Default for Capture {
             level: watch::Sender::new(None),
             confirmed: watch::Sender::new(Lsn(0)),
             began: Mutex::default(),
+            surplus: Mutex::default(),
             kept: Mutex::default(),
             learnt: Notify::new(),
         }
@@ -49,10 +87,11 @@ impl Capture {
         }
     }
 
-    /// Forgets another life of the member.
-    pub fn forget(&self) {
+    /// Forgets another life of the member; true if it had commits that were to be undone.
+    pub fn forget(&self) -> bool {
         self.kept.lock().clear();
         *self.began.lock() = None;
+        self.surplus.lock().take().is_some()
     }
 
     /// The log has more, or the manager is something else.

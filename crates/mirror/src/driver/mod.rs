@@ -21,6 +21,7 @@ mod raise;
 mod ready;
 mod resolve;
 mod rest;
+mod rewind;
 mod rows;
 mod sequences;
 mod session;
@@ -290,7 +291,10 @@ async fn attend(hub: &Hub, is_up: &mut bool) -> Result<(), WireError> {
     let key = member::hold(&mut session).await?;
     state::renew(&mut session).await?;
     let contents = state::contents(&mut session, new).await?;
-    hub.capture.forget();
+    if hub.capture.forget() {
+        // The stream says again what is to be undone.
+        hub.replaces.store(false, Ordering::Release);
+    }
     let mut prepared = None;
     if hub.config.ships_rows() && matches!(contents, Contents::Known { .. }) {
         prepared = rows::prepare(&mut session).await?;
@@ -321,6 +325,8 @@ async fn attend(hub: &Hub, is_up: &mut bool) -> Result<(), WireError> {
                 manager.member_up(ledger, saved, is_diverged, log);
                 if let Some(prepared) = prepared {
                     manager.member_has(prepared.has);
+                    let (system, up_to) = prepared.settled;
+                    manager.settled(system, up_to);
                     *hub.capture.began.lock() = Some(prepared.began);
                 }
                 hub.member.begin(manager.life(), key);

@@ -32,6 +32,17 @@ pub struct Prepared {
     pub has: Vec<(u64, Lsn)>,
     /// The end of its WAL.
     pub began: Lsn,
+    /// Up to where the log has its own commits, or they were undone.
+    pub settled: (u64, Lsn),
+}
+
+/// Has the member remember up to where its commits were undone, which the transaction that did so has said.
+const FOLD: &str = "WITH said AS (DELETE FROM understudy_mirror.applied WHERE number = 0 RETURNING token) \
+    UPDATE understudy_mirror.state s SET logged = greatest(s.logged, said.token::pg_lsn) FROM said";
+
+/// The statement by which a transaction says that it has undone the member's commits up to there. It is the log's, not somebody else's.
+pub fn note_undone(up_to: Lsn) -> String {
+    format!("INSERT INTO understudy_mirror.applied VALUES (0, '{up_to}')")
 }
 
 /// Makes sure that the commits of a member of the mirror can be logged as rows: nothing if it had a slot, and its commits
@@ -46,6 +57,7 @@ pub async fn prepare(session: &mut Postgres) -> Result<Option<Prepared>, WireErr
     session.query("SET understudy_mirror.own = 'on'").await?;
     install(session).await?;
     wait_for_manager(session).await?;
+    session.query(FOLD).await?;
     let asked = format!(
         "SELECT logged, copied_system, copied_up_to, \
          (SELECT pg_catalog.count(*) FROM pg_catalog.pg_replication_slots \
@@ -83,7 +95,12 @@ pub async fn prepare(session: &mut Postgres) -> Result<Option<Prepared>, WireErr
     {
         has.push((system, up_to));
     }
-    Ok(Some(Prepared { has, began }))
+    let settled = (own, logged.unwrap_or_default());
+    Ok(Some(Prepared {
+        has,
+        began,
+        settled,
+    }))
 }
 
 async fn install(session: &mut Postgres) -> Result<(), WireError> {
@@ -353,19 +370,19 @@ impl Snapshot {
             _session: session,
         })
     }
+}
 
-    /// Waits until the log has all that the snapshot has.
-    pub async fn is_logged(&self, target: &Target) -> Result<(), WireError> {
-        let mut session = Postgres::connect(target, "understudy mirror transfer").await?;
-        let deadline = tokio::time::Instant::now() + LOGGED_IN;
-        while confirmed(&mut session).await? < self.commits.1 {
-            if tokio::time::Instant::now() > deadline {
-                return Err(cannot("what the copy has is not in the log"));
-            }
-            tokio::time::sleep(Duration::from_millis(100)).await;
+/// Waits until the log has all that a server has committed up to there.
+pub async fn has_logged(target: &Target, up_to: Lsn) -> Result<(), WireError> {
+    let mut session = Postgres::connect(target, "understudy mirror transfer").await?;
+    let deadline = tokio::time::Instant::now() + LOGGED_IN;
+    while confirmed(&mut session).await? < up_to {
+        if tokio::time::Instant::now() > deadline {
+            return Err(cannot("what the copy has is not in the log"));
         }
-        Ok(())
+        tokio::time::sleep(Duration::from_millis(100)).await;
     }
+    Ok(())
 }
 
 /// The end of the member's WAL now, whether or not it is on the disk.

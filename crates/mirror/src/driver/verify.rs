@@ -51,7 +51,7 @@ const PATIENCE_SEQUENCES: Duration = Duration::from_secs(5);
 
 /// Begins it. A view, which executes something, may take the place of a table that was listed: releases that know how are told to
 /// read none.
-const BEGIN: &str = "BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY; SET LOCAL search_path = ''; SET LOCAL TimeZone = 'UTC'; \
+pub(super) const BEGIN: &str = "BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY; SET LOCAL search_path = ''; SET LOCAL TimeZone = 'UTC'; \
     SET LOCAL DateStyle = 'ISO'; SET LOCAL IntervalStyle = 'postgres'; SET LOCAL extra_float_digits = 1; SET LOCAL bytea_output = 'hex'; \
     SET LOCAL lc_monetary = 'C'; SELECT pg_catalog.set_config(name, 'view, foreign-table', true) FROM pg_catalog.pg_settings \
     WHERE name = 'restrict_nonsystem_relation_kind'";

@@ -10,7 +10,7 @@ use mirror::driver::peer::Question;
 use tokio::task::JoinHandle;
 
 use crate::server::psql;
-use crate::site::{Site, connect, conninfo};
+use crate::site::{Site, connect, conninfo, run};
 
 const CLIENTS: i32 = 4;
 
@@ -21,7 +21,7 @@ const SCHEMA: &str = "
     INSERT INTO counters SELECT c, 0 FROM generate_series(1, 4) c";
 
 /// Clients that write until they are told to end; each says which of its numbers were acknowledged.
-struct Load {
+pub struct Load {
     ends: Arc<AtomicBool>,
     /// How often a client was told of an error.
     errors: Arc<AtomicU32>,
@@ -59,6 +59,12 @@ async fn transactions(
 }
 
 impl Load {
+    /// Makes its tables, and begins.
+    pub fn begin(site: &Site) -> Load {
+        run(site, &site.connect(), SCHEMA);
+        Load::start(site)
+    }
+
     fn start(site: &Site) -> Load {
         let ends = Arc::new(AtomicBool::new(false));
         let errors = Arc::new(AtomicU32::new(0));
@@ -87,7 +93,7 @@ impl Load {
     }
 
     /// Ends it, and compares what was acknowledged with what is there.
-    fn judge(self, site: &Site) {
+    pub fn judge(self, site: &Site) {
         self.ends.store(true, Ordering::Relaxed);
         let acknowledged: Vec<Vec<i32>> = self
             .clients
@@ -134,14 +140,6 @@ impl Load {
     }
 }
 
-fn begin(site: &Site) -> Load {
-    let client = site.connect();
-    site.runtime
-        .block_on(client.batch_execute(SCHEMA))
-        .expect("it is made");
-    Load::start(site)
-}
-
 fn pause() {
     std::thread::sleep(Duration::from_millis(500));
 }
@@ -157,7 +155,7 @@ fn nothing_is_lost_with_managers_that_log_rows() {
 }
 
 fn lose_managers(mut site: Site) {
-    let load = begin(&site);
+    let load = Load::begin(&site);
     for round in 0..4 {
         pause();
         let primary = site.who_serves();
@@ -184,7 +182,7 @@ fn nothing_is_lost_with_members_whose_rows_are_logged() {
 }
 
 fn lose_members(site: &Site) {
-    let load = begin(site);
+    let load = Load::begin(site);
     for round in 0..4 {
         pause();
         let primary = site.who_serves();
@@ -210,7 +208,7 @@ fn a_switchover_with_rows_loses_nothing_and_goes_back() {
 }
 
 fn switch_over(site: &Site) {
-    let load = begin(site);
+    let load = Load::begin(site);
     for _ in 0..3 {
         pause();
         let before = site.who_serves();
@@ -261,7 +259,7 @@ fn a_member_that_differs_is_found_and_made_anew() {
 #[test]
 fn a_connection_that_comes_and_goes_does_not_silence_the_one_that_stands() {
     let site = Site::start("");
-    let load = begin(&site);
+    let load = Load::begin(&site);
     for _ in 0..5 {
         let standby = 1 - site.who_serves();
         let mut stray = TcpStream::connect(site.peer_address(standby)).expect("it listens");

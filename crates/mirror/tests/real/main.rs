@@ -14,6 +14,7 @@ mod members;
 mod moving;
 mod privileges;
 mod proofs;
+mod returns;
 mod rows;
 #[path = "../../../proxy/tests/real/server.rs"]
 #[expect(dead_code, reason = "the proxy's tests use more of it")]

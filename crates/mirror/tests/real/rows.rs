@@ -440,32 +440,3 @@ fn a_commit_waits_for_the_log_and_cannot_be_cancelled_then() {
     );
     site.must_be_equal();
 }
-
-/// A manager that does not reach the zones confirms nothing. What its member has then, nobody was told of: the other one goes on without
-/// it, and the member is replaced by a copy; its database is kept.
-#[test]
-fn a_commit_that_is_not_logged_is_in_doubt_and_its_member_is_replaced() {
-    let site = Site::start_with_rows("");
-    let client = site.connect();
-    run(
-        &site,
-        &client,
-        "CREATE TABLE t (id int PRIMARY KEY); INSERT INTO t VALUES (1)",
-    );
-    site.must_be_equal();
-    let before = site.who_serves();
-    site.cut_off(before, true);
-    let inserted = site
-        .runtime
-        .block_on(client.batch_execute("INSERT INTO t VALUES (2)"));
-    let code = inserted.expect_err("it is not logged").code().cloned();
-    assert_eq!(code.as_ref().map(|code| code.code()), Some("08007"));
-    site.wait("the other one is primary", || {
-        site.primary() == Some(1 - before)
-    });
-    run(&site, &site.connect(), "INSERT INTO t VALUES (2), (3)");
-    site.cut_off(before, false);
-    site.settle();
-    assert_eq!(site.must_be_equal().rows, 3);
-    assert_eq!(site.kept(before).len(), 1);
-}

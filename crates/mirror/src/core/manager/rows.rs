@@ -16,6 +16,11 @@ impl Manager {
         self.standby.is_unsettled = true;
     }
 
+    /// The log has the commits of a server up to there, or gets them no more: they were undone.
+    pub fn settled(&mut self, system: u64, up_to: Lsn) {
+        self.captured.settled(system, up_to);
+    }
+
     /// Up to where the log has the commits of a server, as far as this manager has read it.
     pub fn logged_of(&self, system: u64) -> Lsn {
         self.captured.logged_of(system)

@@ -22,6 +22,7 @@ use tokio::process::Command;
 
 use super::config::Target;
 use super::hub::Hub;
+use super::rewind::{RewindError, rewind};
 use super::rows;
 use super::state::{Contents, Tokens, contents, install_with, tokens};
 use super::wire::{Postgres, WireError};
@@ -89,6 +90,14 @@ pub async fn watch(hub: Arc<Hub>) {
             pause = LOOK_AGAIN * 4;
             continue;
         }
+        match rewind_first(&hub).await {
+            Returns::Rewound => continue,
+            Returns::Later => {
+                tokio::time::sleep(pause).await;
+                continue;
+            }
+            Returns::Filled => {}
+        }
         hub.is_filling.store(true, Ordering::Release);
         let started = Instant::now();
         match transfer(&hub).await {
@@ -112,6 +121,37 @@ pub async fn watch(hub: Arc<Hub>) {
         hub.is_filling.store(false, Ordering::Release);
         *hub.filling.lock() = None;
     }
+}
+
+/// How a member returns that the log cannot make current.
+enum Returns {
+    Rewound,
+    /// It is to be tried again.
+    Later,
+    Filled,
+}
+
+/// Undoes the member's own commits, if that is what it has more than the log.
+async fn rewind_first(hub: &Hub) -> Returns {
+    let Some(surplus) = hub.capture.surplus.lock().clone() else {
+        return Returns::Filled;
+    };
+    let why = match rewind(hub, surplus).await {
+        Ok(()) => {
+            hub.counters.rewinds.fetch_add(1, Ordering::Relaxed);
+            *hub.hindrance.lock() = None;
+            return Returns::Rewound;
+        }
+        Err(RewindError::Wire(error @ WireError::Lost(_))) => {
+            tracing::warn!(%error, "the member's own commits cannot be undone now; trying again");
+            *hub.hindrance.lock() = Some(format!("the member cannot be rewound now: {error}"));
+            return Returns::Later;
+        }
+        Err(why) => why,
+    };
+    tracing::warn!(%why, "the member's own commits cannot be undone: it is replaced, and its database kept");
+    hub.capture.surplus.lock().take();
+    Returns::Filled
 }
 
 async fn transfer(hub: &Hub) -> Result<(), TransferError> {
@@ -245,7 +285,7 @@ async fn copy(
     let commits = match &exported {
         Some(snapshot) => {
             begins("waiting for the log");
-            snapshot.is_logged(other).await?;
+            rows::has_logged(other, snapshot.commits.1).await?;
             Some(snapshot.commits)
         }
         None => None,
