@@ -33,7 +33,7 @@ use crate::sql::Facts;
 /// How long after one that could not be executed.
 const APPLY_AGAIN: Duration = Duration::from_millis(200);
 /// How long after the catalog could not be read.
-const READ_AGAIN: Duration = Duration::from_millis(100);
+pub(super) const READ_AGAIN: Duration = Duration::from_millis(100);
 /// How long a client that logs in waits at most for a primary to let clients in.
 const OPENS_IN: Duration = Duration::from_secs(5);
 
@@ -394,11 +394,7 @@ impl Hub {
         };
         match self.config.ships_rows() {
             // What its member has committed and the log has not is logged first.
-            true => {
-                let is_level = |level: &Option<u32>| *level == Some(epoch);
-                // The sender lives as long as the process.
-                let _ = self.capture.level.subscribe().wait_for(is_level).await;
-            }
+            true => self.level(epoch).await,
             false => self.follow_definitions(epoch).await,
         }
         let last = self.look(|manager| manager.last());

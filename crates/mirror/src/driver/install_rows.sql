@@ -12,6 +12,88 @@ CREATE TABLE IF NOT EXISTS understudy_mirror.definitions
 -- What came of it, as far as it must be the same on both members.
 ALTER TABLE understudy_mirror.definitions ADD COLUMN IF NOT EXISTS result text NOT NULL DEFAULT '', REPLICA IDENTITY FULL;
 
+-- Epochs in which clients were served by this member, and its transactions of them that were undone.
+CREATE TABLE IF NOT EXISTS understudy_mirror.served (epoch bigint PRIMARY KEY);
+CREATE TABLE IF NOT EXISTS understudy_mirror.undone (epoch bigint NOT NULL, xid bigint NOT NULL, PRIMARY KEY (epoch, xid));
+
+-- The name of the transaction that is open: the epoch, and its number at this server.
+CREATE OR REPLACE FUNCTION understudy_mirror.transaction() RETURNS text
+  LANGUAGE sql VOLATILE SECURITY DEFINER SET search_path = pg_catalog
+  AS $$ SELECT concat((SELECT max(epoch) FROM understudy_mirror.served), '-', pg_current_xact_id()::xid) $$;
+
+-- True if the log has a transaction, and false if it never will; it waits for one that is under way. Null if nobody knows.
+CREATE OR REPLACE FUNCTION understudy_mirror.committed(token text) RETURNS boolean
+  LANGUAGE plpgsql VOLATILE SECURITY DEFINER SET search_path = pg_catalog
+  AS $$
+    DECLARE
+      deadline CONSTANT timestamptz := clock_timestamp() + interval '30 seconds';
+      last CONSTANT bigint := max(s.epoch) FROM understudy_mirror.served s;
+      next CONSTANT bigint := pg_snapshot_xmax(pg_current_snapshot())::text::bigint;
+      own_epoch bigint;
+      own_count bigint;
+      whole bigint;
+      status text;
+      flushed pg_lsn;
+    BEGIN
+      IF EXISTS (SELECT FROM understudy_mirror.applied a WHERE a.token = $1) THEN
+        RETURN true;
+      END IF;
+      IF $1 !~ '^[0-9]{1,10}-[0-9]{1,18}$' THEN
+        RETURN NULL;
+      END IF;
+      own_epoch := split_part($1, '-', 1);
+      own_count := split_part($1, '-', 2);
+      IF NOT EXISTS (SELECT FROM understudy_mirror.served s WHERE s.epoch = own_epoch) THEN
+        -- Nobody serves before the member has all that the log has of the epochs before.
+        IF (own_epoch < last OR $1 = ANY (string_to_array(coalesce(current_setting('understudy_mirror.over', true), ''), ' ')))
+          AND (own_epoch, own_count) > (SELECT s.forgotten_epoch, s.forgotten_count FROM understudy_mirror.state s)
+        THEN
+          RETURN false;
+        END IF;
+        RETURN NULL;
+      END IF;
+      -- It is a transaction of this server; of its number the lower half is known.
+      whole := (next >> 32 << 32) + own_count;
+      IF whole > next + (1::bigint << 31) THEN
+        whole := whole - (1::bigint << 32);
+      ELSIF whole + (1::bigint << 31) < next THEN
+        whole := whole + (1::bigint << 32);
+      END IF;
+      IF own_count >= 1::bigint << 32 OR whole < 3 OR whole::text::xid8 = pg_current_xact_id_if_assigned() THEN
+        RETURN NULL;
+      END IF;
+      BEGIN
+        LOOP
+          status := pg_xact_status(whole::text::xid8);
+          EXIT WHEN status IS DISTINCT FROM 'in progress';
+          IF clock_timestamp() > deadline THEN
+            RETURN NULL;
+          END IF;
+          PERFORM pg_sleep(0.01);
+        END LOOP;
+      EXCEPTION WHEN invalid_parameter_value THEN
+        -- Nobody has it yet.
+        RETURN NULL;
+      END;
+      IF status IS DISTINCT FROM 'committed' THEN
+        RETURN CASE status WHEN 'aborted' THEN false END;
+      END IF;
+      IF EXISTS (SELECT FROM understudy_mirror.undone u WHERE u.epoch = own_epoch AND u.xid = own_count) THEN
+        RETURN false;
+      END IF;
+      -- Before the next epoch everything was logged, or undone. In this one it may be visible before the log has it.
+      flushed := pg_current_wal_flush_lsn();
+      WHILE own_epoch = last AND NOT EXISTS (SELECT FROM pg_replication_slots
+        WHERE slot_name = 'understudy_mirror' AND confirmed_flush_lsn >= flushed)
+      LOOP
+        IF clock_timestamp() > deadline THEN
+          RETURN NULL;
+        END IF;
+        PERFORM pg_sleep(0.01);
+      END LOOP;
+      RETURN true;
+    END $$;
+
 -- Whole rows say which row is meant where no key does at once. A generated column of a key would arrive as null.
 CREATE OR REPLACE FUNCTION understudy_mirror.identify() RETURNS void
   LANGUAGE sql SET search_path = pg_catalog

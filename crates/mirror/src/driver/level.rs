@@ -6,7 +6,7 @@ use parking_lot::Mutex;
 use tokio::sync::{Notify, watch};
 
 use crate::core::record::{Number, Record};
-use crate::core::rows::{Change, Lsn, Rows};
+use crate::core::rows::{Change, Lsn, Origin, Rows};
 
 /// So many transactions that the member has executed are kept at most until they are compared.
 const MOST_KEPT: usize = 20_000;
@@ -15,7 +15,7 @@ const MOST_KEPT: usize = 20_000;
 #[derive(Debug, Clone, Default)]
 pub struct Surplus {
     /// Their rows, in order; nothing if there are too many.
-    pub commits: Vec<(Lsn, Rows)>,
+    pub commits: Vec<(Origin, Rows)>,
     bytes: usize,
     is_too_much: bool,
 }
@@ -25,9 +25,9 @@ const MOST_SURPLUS_BYTES: usize = 32 << 20;
 
 impl Surplus {
     /// A commit more.
-    pub fn push(&mut self, end: Lsn, rows: Rows) {
+    pub fn push(&mut self, origin: Origin, rows: Rows) {
         self.bytes += bytes(&rows);
-        self.commits.push((end, rows));
+        self.commits.push((origin, rows));
         self.is_too_much |= self.bytes > MOST_SURPLUS_BYTES;
         if self.is_too_much {
             self.commits.clear();
@@ -36,7 +36,9 @@ impl Surplus {
 
     /// The log has its commits up to there.
     pub fn is_logged(&mut self, up_to: Lsn) {
-        let gone = self.commits.partition_point(|(end, _)| *end <= up_to);
+        let gone = self
+            .commits
+            .partition_point(|(origin, _)| origin.end <= up_to);
         let gone = self.commits.drain(..gone);
         self.bytes -= gone.map(|(_, rows)| bytes(&rows)).sum::<usize>();
     }

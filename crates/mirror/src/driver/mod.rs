@@ -10,6 +10,7 @@ pub mod config;
 mod counters;
 mod definitions;
 mod deputy;
+mod epoch;
 mod hub;
 mod jobs;
 mod level;

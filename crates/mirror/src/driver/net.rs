@@ -21,7 +21,7 @@ impl Stream<'_> {
             let began = *self.hub.capture.began.lock();
             if began.is_none_or(|began| end <= began) {
                 awaits = Some(Awaits::Proof);
-                self.surplus.push(end, captured.rows);
+                self.surplus.push(captured.header.origin, captured.rows);
             } else if let Some(why) = Rows::default().difference(&captured.rows) {
                 self.hub.differs(
                     self.life,

@@ -69,10 +69,14 @@ fn refused<T>(why: impl Into<String>) -> Result<T, RewindError> {
 
 /// Undoes the member's own commits; the manager looks at it anew then.
 pub(super) async fn rewind(hub: &Hub, surplus: Surplus) -> Result<(), RewindError> {
-    let Some(up_to) = surplus.commits.last().map(|(end, _)| *end) else {
+    let Some(up_to) = surplus.commits.last().map(|(origin, _)| origin.end) else {
         return refused("its commits are not known");
     };
-    let count = surplus.commits.len();
+    let xids: Vec<u32> = surplus
+        .commits
+        .iter()
+        .map(|(origin, _)| origin.xid)
+        .collect();
     let mut ours = Postgres::connect(&hub.member.target, "understudy mirror rewind").await?;
     let mut commits: Vec<Rows> = surplus.commits.into_iter().map(|(_, rows)| rows).collect();
     let mut keys = Keys::default();
@@ -108,8 +112,9 @@ pub(super) async fn rewind(hub: &Hub, surplus: Surplus) -> Result<(), RewindErro
         Some(end) => rows::has_logged(&other, end).await?,
         None => return refused("the other member does not say where its WAL ends"),
     }
-    execute(hub, &rows, &unused, up_to).await?;
-    tracing::info!(commits = count, rows = rows.changes.len(), %up_to, "the member's own commits were undone");
+    let undone = rows::note_undone(up_to, &xids);
+    execute(hub, &rows, &unused, &undone).await?;
+    tracing::info!(commits = xids.len(), rows = rows.changes.len(), %up_to, "the member's own commits were undone");
     look_anew(hub).await;
     Ok(())
 }
@@ -258,7 +263,7 @@ async fn unused_sequences(
 }
 
 /// Undoes it in one transaction, as the role that writes rows.
-async fn execute(hub: &Hub, rows: &Rows, more: &[String], up_to: Lsn) -> Result<(), RewindError> {
+async fn execute(hub: &Hub, rows: &Rows, more: &[String], undone: &str) -> Result<(), RewindError> {
     let (member, life) = (&hub.member, hub.look(Manager::life));
     let writer = member.writer(life).await?;
     let mut applier = member.applier(life, &writer).await?;
@@ -270,10 +275,7 @@ async fn execute(hub: &Hub, rows: &Rows, more: &[String], up_to: Lsn) -> Result<
             applier.write(text.clone()).await?;
         }
         // Nobody reads the stream, which a commit would wait for.
-        let commit = format!(
-            "SET LOCAL synchronous_commit = 'local'; {}; COMMIT",
-            rows::note_undone(up_to)
-        );
+        let commit = format!("SET LOCAL synchronous_commit = 'local'; {undone}; COMMIT");
         applier.session.query(&commit).await?;
         Ok::<(), Failed>(())
     };

@@ -40,9 +40,26 @@ pub struct Prepared {
 const FOLD: &str = "WITH said AS (DELETE FROM understudy_mirror.applied WHERE number = 0 RETURNING token) \
     UPDATE understudy_mirror.state s SET logged = greatest(s.logged, said.token::pg_lsn) FROM said";
 
-/// The statement by which a transaction says that it has undone the member's commits up to there. It is the log's, not somebody else's.
-pub fn note_undone(up_to: Lsn) -> String {
-    format!("INSERT INTO understudy_mirror.applied VALUES (0, '{up_to}')")
+/// The statements by which a transaction says that it has undone the member's commits up to there, with these numbers: of the last epoch
+/// that it has served in. It is the log's, not somebody else's.
+pub fn note_undone(up_to: Lsn, xids: &[u32]) -> String {
+    let xids: Vec<String> = xids.iter().map(u32::to_string).collect();
+    format!(
+        "INSERT INTO understudy_mirror.applied VALUES (0, '{up_to}'); \
+         INSERT INTO understudy_mirror.undone SELECT epoch, xid FROM \
+           (SELECT pg_catalog.max(epoch) AS epoch FROM understudy_mirror.served) s CROSS JOIN \
+           pg_catalog.unnest('{{{}}}'::pg_catalog.int8[]) AS u (xid) WHERE epoch IS NOT NULL ON CONFLICT DO NOTHING",
+        xids.join(",")
+    )
+}
+
+/// Has the member remember that it serves in this epoch.
+pub async fn note_served(member: &Member, epoch: u32) -> Result<(), WireError> {
+    let text = format!(
+        "BEGIN; SET LOCAL synchronous_commit = 'local'; \
+         INSERT INTO understudy_mirror.served VALUES ({epoch}) ON CONFLICT DO NOTHING; COMMIT"
+    );
+    member.ask(&text).await.map(drop)
 }
 
 /// Makes sure that the commits of a member of the mirror can be logged as rows: nothing if it had a slot, and its commits

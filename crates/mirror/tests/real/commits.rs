@@ -2,8 +2,10 @@
 
 use std::time::Duration;
 
+use mirror::driver::peer::Question;
 use tokio_postgres::Client;
 
+use crate::returns::is_rewound;
 use crate::server::psql;
 use crate::site::{Site, connect, run, value};
 
@@ -128,4 +130,93 @@ fn nobody_says_no_who_cannot_know() {
         value(&site, &client, &direct.replace("NAME", &token)).as_deref(),
         Some("f")
     );
+}
+
+const COMMITTED: &str = "SELECT understudy_mirror.committed('NAME')";
+
+/// The answer of the primary about a transaction.
+fn committed(site: &Site, token: &str) -> Option<String> {
+    value(site, &site.connect(), &COMMITTED.replace("NAME", token))
+}
+
+/// With rows the member itself decides when a transaction has committed: what is visible is in the log.
+#[test]
+fn who_asks_about_rows_is_told_yes_or_no_or_waits() {
+    let site = Site::start_with_rows("");
+    run(&site, &site.connect(), SCHEMA);
+    // One that is rolled back.
+    let (client, token) = begun(&site, 1);
+    let asking = asks(&site, &token);
+    let own = value(&site, &client, &COMMITTED.replace("NAME", &token));
+    assert_eq!(own, None, "its own");
+    run(&site, &client, "ROLLBACK");
+    assert_eq!(told(&site, asking), Some(false));
+    // One that commits, and waits for the log.
+    let (client, token) = begun(&site, 2);
+    site.hold_log(true);
+    let committing = commits(&site, client);
+    let asking = asks(&site, &token);
+    site.hold_log(false);
+    assert_eq!(told(&site, asking), Some(true));
+    ends(&site, committing);
+    // One whose client goes away meanwhile.
+    let (client, token_of_lost) = begun(&site, 3);
+    site.hold_log(true);
+    let committing = commits(&site, client);
+    std::thread::sleep(Duration::from_millis(300));
+    committing.abort();
+    let asking = asks(&site, &token_of_lost);
+    site.hold_log(false);
+    assert_eq!(told(&site, asking), Some(true));
+    // The other member says the same, and so does a copy of it, or nothing.
+    let (client, back) = begun(&site, 4);
+    run(&site, &client, "ROLLBACK");
+    site.settle();
+    site.ask_primary(Question::Switchover);
+    let before = site.who_serves();
+    for (token, wanted) in [(&token, "t"), (&token_of_lost, "t"), (&back, "f")] {
+        assert_eq!(committed(&site, token).as_deref(), Some(wanted));
+    }
+    site.settle();
+    site.ask_primary(Question::Switchover);
+    site.wait("it is back", || site.primary() == Some(1 - before));
+    for (token, wanted) in [(&token, "t"), (&back, "f")] {
+        assert_eq!(committed(&site, token).as_deref(), Some(wanted));
+    }
+    for unknown in ["999-5", "1-99999999999", "x", ""] {
+        assert_eq!(committed(&site, unknown), None, "{unknown}");
+    }
+    assert_eq!(site.must_be_equal().rows, 2);
+}
+
+/// A commit that was visible at a member and that the log never got has not happened, whoever is asked, also where it was made.
+#[test]
+fn a_commit_that_was_undone_has_not_happened() {
+    let site = Site::start_with_rows("");
+    run(&site, &site.connect(), SCHEMA);
+    let (client, logged) = begun(&site, 1);
+    run(&site, &client, "COMMIT");
+    site.must_be_equal();
+    let before = site.who_serves();
+    let (client, token) = begun(&site, 2);
+    site.cut_off(before, true);
+    let committing = commits(&site, client);
+    let ended = site.runtime.block_on(committing).expect("no panic");
+    ended.expect_err("it is in doubt");
+    site.wait("the other one is primary", || {
+        site.primary() == Some(1 - before)
+    });
+    assert_eq!(committed(&site, &token).as_deref(), Some("f"));
+    assert_eq!(committed(&site, &logged).as_deref(), Some("t"));
+    site.cut_off(before, false);
+    is_rewound(&site, before, 1);
+    site.settle();
+    // A manager that was cut off for long may have come back first.
+    if site.who_serves() != before {
+        site.ask_primary(Question::Switchover);
+        site.wait("it is back", || site.primary() == Some(before));
+    }
+    assert_eq!(committed(&site, &token).as_deref(), Some("f"));
+    assert_eq!(committed(&site, &logged).as_deref(), Some("t"));
+    assert_eq!(site.must_be_equal().rows, 1);
 }

@@ -15,6 +15,7 @@ use proxy::core::sql::{Effect, Kind};
 use super::super::rows;
 use super::super::wire::{Said, WireError, status};
 use super::bound::read_parse;
+use super::simple::is_show_token;
 use super::{End, PENDING_BYTES, Result, Session, gone};
 use crate::rows::shared;
 
@@ -29,6 +30,9 @@ fn raised(refusal: &Refusal) -> String {
     );
     format!("DO {}", escape_literal(&call))
 }
+
+/// The name of the transaction that is open.
+const TOKEN: &str = "SELECT understudy_mirror.transaction() AS \"understudy.transaction\"";
 
 /// The function of PostgreSQL's that lets a commit wait, and says so if it does not.
 const WAITS: &[u8] = b"SyncRepWaitForLSN";
@@ -146,6 +150,9 @@ impl Session {
     /// A text as the member is to execute it; nothing if that is the text itself. A transaction that somebody else is to end is not in the
     /// log before that.
     fn carried(&self, text: &str) -> Result<Option<String>> {
+        if is_show_token(text) {
+            return Ok(Some(TOKEN.to_owned()));
+        }
         let known = self.hub.texts.look(text.as_bytes());
         let prepares = |kind: &Kind| matches!(kind, Kind::PrepareTransaction);
         if known.parts.iter().any(|part| prepares(&part.kind)) {

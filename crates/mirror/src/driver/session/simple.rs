@@ -7,6 +7,13 @@ use super::run::Form;
 use super::{Done, Result, Session};
 use crate::sql::Plan;
 
+/// True if a text asks for the name of a transaction.
+pub(super) fn is_show_token(text: &str) -> bool {
+    text.trim()
+        .trim_end_matches(';')
+        .eq_ignore_ascii_case("show understudy.transaction")
+}
+
 impl Session {
     /// Executes a text.
     pub(super) async fn simple(&mut self, message: &[u8]) -> Result<()> {
@@ -20,11 +27,7 @@ impl Session {
             self.ready();
             return Ok(());
         };
-        if text
-            .trim()
-            .trim_end_matches(';')
-            .eq_ignore_ascii_case("show understudy.transaction")
-        {
+        if is_show_token(&text) {
             self.show_token();
             self.ready();
             return Ok(());
