@@ -5,6 +5,7 @@ mod apply;
 mod apply_rows;
 mod aside;
 mod capture;
+mod check;
 mod command;
 pub mod config;
 mod counters;
@@ -54,6 +55,7 @@ use zones::Zones;
 
 use crate::core::ledger::Ledger;
 
+pub use check::{Checked, Finding, Level, check};
 pub use command::Status;
 pub use resolve::{Resolved, resolve};
 pub use verify::Verdict;

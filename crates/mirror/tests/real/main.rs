@@ -1,6 +1,7 @@
 //! Managers with two real servers of stock PostgreSQL.
 
 mod cases;
+mod checks;
 mod commits;
 mod copies;
 mod corpus;

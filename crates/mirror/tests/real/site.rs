@@ -12,7 +12,7 @@ use dax::storage::{Storage, VolumeSettings};
 use mirror::core::manager::Role;
 use mirror::driver::config::Config;
 use mirror::driver::peer::{Question, ask};
-use mirror::driver::{Open, Resolved, Status, Verdict, resolve};
+use mirror::driver::{Checked, Open, Resolved, Status, Verdict, resolve};
 use tokio::runtime::Runtime;
 use tokio::sync::oneshot;
 use tokio_postgres::{Client, NoTls, SimpleQueryMessage};
@@ -140,6 +140,13 @@ impl Site {
     pub fn manage_as(&mut self, at: usize, other: usize, first: bool) {
         let text = self.config(at, other, first);
         self.run(at, &text);
+    }
+
+    /// Findings before anything starts.
+    pub fn check(&self, at: usize) -> Checked {
+        let config = Config::parse(&self.config(at, 1 - at, at == 0)).expect("valid");
+        let checked = self.runtime.block_on(mirror::driver::check(&config));
+        checked.expect("the configuration makes sense")
     }
 
     /// Why a manager does not start.

@@ -12,6 +12,7 @@ use clap::{Args, Subcommand};
 #[derive(Debug, Subcommand)]
 #[command(after_help = "\
 Examples:
+  understudy mirror check --config north.toml
   understudy mirror init --config north.toml
   understudy mirror run --config north.toml
   understudy mirror status --config north.toml
@@ -19,6 +20,8 @@ Examples:
   understudy mirror verify --config north.toml --json
   understudy mirror resolve --keep north --config north.toml")]
 pub enum Mirror {
+    /// Say what would be refused, or differ, before anything starts; nothing is changed.
+    Check(MirrorAsking),
     /// Make the volume that keeps the log.
     Init(MirrorFile),
     /// Run the replication manager of a member.

@@ -10,7 +10,7 @@ use coordination::{service, tier};
 use dax::storage::Storage;
 use mirror::driver::config::Config;
 use mirror::driver::peer::{Question, ask};
-use mirror::driver::{Open, Status, Verdict, resolve};
+use mirror::driver::{Checked, Level, Open, Status, Verdict, resolve};
 use serde_json::Value;
 
 use crate::cli::{self, MirrorAsking, MirrorResolving};
@@ -33,6 +33,7 @@ impl Open for Tier {
 pub fn run(command: cli::Mirror) -> anyhow::Result<Code> {
     use super::process::on_runtime;
     match command {
+        cli::Mirror::Check(args) => on_runtime(async move { check(&args).await }),
         cli::Mirror::Init(args) => on_runtime(async move { init(&args.config).await }),
         cli::Mirror::Run(args) => serve(args),
         cli::Mirror::Status(args) => on_runtime(async move { status(&args).await }),
@@ -52,6 +53,42 @@ fn load(file: &Path) -> anyhow::Result<(ClusterConfig, Config)> {
     let config =
         Config::parse(&mirror).map_err(|error| Failure::new(Code::Usage, error.to_string()))?;
     Ok((cluster, config))
+}
+
+async fn check(args: &MirrorAsking) -> anyhow::Result<Code> {
+    let (_, config) = load(&args.file.config)?;
+    let checked = mirror::driver::check(&config).await?;
+    match args.json {
+        true => println!("{}", serde_json::to_string(&checked)?),
+        false => print!("{}", findings(&checked)),
+    }
+    Ok(match checked.ok {
+        true => Code::Ok,
+        false => Code::Failed,
+    })
+}
+
+fn findings(checked: &Checked) -> String {
+    let mut out = String::new();
+    for finding in &checked.findings {
+        let level = match finding.level {
+            Level::Refused => "refused",
+            Level::Differs => "differs",
+            Level::Advice => "advice",
+        };
+        out.push_str(&format!(
+            "{level} ({}): {}: {}\n  {}\n",
+            finding.member,
+            finding.what,
+            finding.names.join(", "),
+            finding.advice
+        ));
+    }
+    out.push_str(match checked.ok {
+        true => "a mirror can begin\n",
+        false => "a mirror should not begin before this is mended\n",
+    });
+    out
 }
 
 async fn init(file: &Path) -> anyhow::Result<Code> {
@@ -294,5 +331,35 @@ async fn metrics(file: &Path) -> anyhow::Result<Code> {
             Ok(Code::Ok)
         }
         _ => Err(Failure::new(Code::Unavailable, "the manager cannot be reached").into()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use mirror::driver::Finding;
+
+    #[test]
+    fn findings_say_whose_they_are_and_what_to_do() {
+        let finding = Finding {
+            level: Level::Refused,
+            member: "other_member".to_owned(),
+            what: "wal_level is not logical".to_owned(),
+            names: vec!["replica".to_owned()],
+            advice: "Set it.".to_owned(),
+        };
+        let checked = Checked {
+            ok: false,
+            findings: vec![finding],
+        };
+        let wanted = "refused (other_member): wal_level is not logical: replica\n  Set it.\n";
+        assert!(findings(&checked).starts_with(wanted));
+        assert_eq!(
+            findings(&Checked {
+                ok: true,
+                findings: Vec::new()
+            }),
+            "a mirror can begin\n"
+        );
     }
 }
