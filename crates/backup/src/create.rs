@@ -307,6 +307,10 @@ fn walk(
         let is_unlogged = hider.is_some_and(|hider| all.contains_key(hider.as_bytes()));
         match inode.kind {
             FileKind::Directory if of_class != class => {}
+            // Slots are of this cluster only.
+            FileKind::Directory
+                if class == FileClass::Live
+                    && layout.standby_class(&path) == FileClass::Private => {}
             FileKind::Directory => {
                 directories.push(Directory {
                     path: path.clone(),

@@ -18,7 +18,7 @@ use std::path::{Path, PathBuf};
 use futures_util::{StreamExt, TryStreamExt, stream};
 use nix::unistd::{Gid, Uid};
 use pgdata::control::{Capacity, ControlFile};
-use pgdata::layout::{CONTROL_FILE, LOG, PostgresLayout};
+use pgdata::layout::{CONTROL_FILE, LOG, PostgresLayout, SLOTS};
 use pgdata::segment::SegmentName;
 use pgdata::timeline::TimelineId;
 use tokio::sync::OnceCell;
@@ -207,6 +207,7 @@ pub async fn restore(
         place.directory(&one.path)?;
     }
     place.directory(LOG)?;
+    place.directory(SLOTS)?;
     for path in PostgresLayout::new(control.segment_size).private_directories(false) {
         place.directory(&path)?;
     }

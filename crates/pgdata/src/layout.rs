@@ -22,6 +22,12 @@ use crate::warmth::is_buffers_file;
 pub const CONTROL_FILE: &str = "global/pg_control";
 /// The directory of state files of prepared transactions.
 pub const TWO_PHASE: &str = "pg_twophase";
+/// The directory of replication slots, each of which has a directory with its state.
+pub const SLOTS: &str = "pg_replslot";
+/// The directory of snapshots that logical decoding begins from.
+pub const DECODING_SNAPSHOTS: &str = "pg_logical/snapshots";
+/// Where rows are that a rewritten catalog had, for logical decoding.
+const DECODING_MAPPINGS: &str = "pg_logical/mappings";
 /// The directory of the log.
 pub const LOG: &str = "pg_wal";
 /// The directory of links to tablespaces.
@@ -40,12 +46,11 @@ const DATA: [&str; 8] = [
 ];
 
 /// Directories that a server empties at its start or that are about this server only.
-const PRIVATE_DIRECTORIES: [&str; 10] = [
+const PRIVATE_DIRECTORIES: [&str; 9] = [
     "log",
     "pg_dynshmem",
     "pg_log",
     "pg_notify",
-    "pg_replslot",
     "pg_serial",
     "pg_snapshots",
     "pg_stat",
@@ -54,9 +59,10 @@ const PRIVATE_DIRECTORIES: [&str; 10] = [
 ];
 
 /// Directories that are private on a standby only (rule 6, H7, H8, section 4 of the review).
-const STANDBY_DIRECTORIES: [&str; 5] = [
-    "pg_logical/mappings",
-    "pg_logical/snapshots",
+const STANDBY_DIRECTORIES: [&str; 6] = [
+    DECODING_MAPPINGS,
+    DECODING_SNAPSHOTS,
+    SLOTS,
     TWO_PHASE,
     "pg_wal/archive_status",
     "pg_wal/summaries",
@@ -103,10 +109,17 @@ impl Layout for PostgresLayout {
         if top == LOG {
             return FileClass::Log;
         }
-        if !DATA.contains(&top) {
+        if top == SLOTS {
+            return class_of_slots(below);
+        }
+        if !DATA.contains(&top) || path == CONTROL_FILE {
             return FileClass::Live;
         }
-        if path == CONTROL_FILE {
+        // What the active had written of them counts after a takeover, like slots, which need them.
+        if [DECODING_MAPPINGS, DECODING_SNAPSHOTS]
+            .iter()
+            .any(|directory| is_below(path, directory))
+        {
             return FileClass::Live;
         }
         if is_temporary(path, below) || name.starts_with("pg_internal.init") {
@@ -189,9 +202,30 @@ impl Layout for PostgresLayout {
         vec![CONTROL_FILE.to_owned(), TWO_PHASE.to_owned()]
     }
 
+    /// A standby's slots may go back further than the files that the active still had.
+    fn added_at_switch(&self) -> Vec<String> {
+        vec![DECODING_SNAPSHOTS.to_owned()]
+    }
+
+    fn needed_directories(&self) -> Vec<String> {
+        vec![SLOTS.to_owned()]
+    }
+
     fn control_file(&self) -> &str {
         CONTROL_FILE
     }
+}
+
+/// The state of a slot outlives its server. What decoding spills is of one session.
+fn class_of_slots(below: &str) -> FileClass {
+    match below.split_once('/') {
+        Some((_, "state" | "state.tmp")) | None => FileClass::Live,
+        Some(_) => FileClass::Private,
+    }
+}
+
+fn is_below(path: &str, directory: &str) -> bool {
+    path != directory && is_at_or_below(path, directory)
 }
 
 fn is_at_or_below(path: &str, directory: &str) -> bool {
@@ -276,14 +310,21 @@ mod tests {
             ("pg_twophase/000002F1", Data, Private),
             ("pg_logical", Data, Data),
             ("pg_logical/replorigin_checkpoint.tmp", Data, Data),
-            ("pg_logical/snapshots/0-1.snap", Data, Private),
+            ("pg_logical/snapshots", Data, Private),
+            ("pg_logical/snapshots/0-1.snap", Live, Private),
+            ("pg_logical/snapshots/0-1.snap.77.tmp", Live, Private),
             ("pg_logical/mappings", Data, Private),
+            ("pg_logical/mappings/map-5-4e-0_1-2-3", Live, Private),
             ("pg_wal", Log, Log),
             ("pg_wal/000000010000000000000001", Log, Log),
             ("pg_wal/xlogtemp.77", Log, Log),
             ("pg_wal/archive_status/x.ready", Log, Private),
             ("pg_wal/summaries", Log, Private),
-            ("pg_replslot/a/state", Private, Private),
+            ("pg_replslot", Live, Private),
+            ("pg_replslot/a.tmp", Live, Private),
+            ("pg_replslot/a/state", Live, Private),
+            ("pg_replslot/a/state.tmp", Live, Private),
+            ("pg_replslot/a/xid-77-lsn-0-1000000.spill", Private, Private),
             ("pg_stat/pgstat.stat", Private, Private),
             ("pg_subtrans/0000", Private, Private),
             ("postmaster.pid", Private, Private),

@@ -40,6 +40,7 @@ pub mod relation;
 pub mod sealer;
 pub mod segment;
 pub mod settings;
+pub mod slot;
 pub mod timeline;
 pub mod wal;
 pub mod warmth;

@@ -7,6 +7,7 @@ use std::time::Duration;
 
 use pgdata::parse_lsn;
 use pgdata::xid::{Snapshot, Xid8};
+use postgres_protocol::escape::escape_literal;
 use tokio::time::Instant;
 use tokio_postgres::{Config, NoTls, SimpleQueryMessage, SimpleQueryRow};
 use volume::lsn::Lsn;
@@ -44,16 +45,30 @@ impl Session {
     /// # Errors
     /// [`PostgresError::Sql`]; [`PostgresError::Timeout`] if it says nothing.
     pub async fn open(run: &Path, port: u16, user: &str) -> Result<Session> {
-        Session::open_within(OPENS_WITHIN, run, port, user).await
+        Session::open_in("postgres", run, port, user).await
     }
 
-    async fn open_within(within: Duration, run: &Path, port: u16, user: &str) -> Result<Session> {
+    /// Connects to a database of the server whose socket is in `run`.
+    ///
+    /// # Errors
+    /// As [`Session::open`].
+    pub async fn open_in(database: &str, run: &Path, port: u16, user: &str) -> Result<Session> {
+        Session::open_within(OPENS_WITHIN, database, run, port, user).await
+    }
+
+    async fn open_within(
+        within: Duration,
+        database: &str,
+        run: &Path,
+        port: u16,
+        user: &str,
+    ) -> Result<Session> {
         let mut config = Config::new();
         config
             .host_path(run)
             .port(port)
             .user(user)
-            .dbname("postgres")
+            .dbname(database)
             .application_name("understudy");
         let opened = tokio::time::timeout(within, config.connect(NoTls)).await;
         let (client, connection) = opened.map_err(|_| PostgresError::Timeout {
@@ -293,6 +308,37 @@ impl Session {
         let sql = "SELECT current_setting('max_prepared_transactions')::int > 0 \
                    AND pg_snapshot_xmin(shown) < pg_snapshot_xmax(shown) FROM pg_current_snapshot() AS shown";
         Ok(self.value(sql).await?.as_deref() == Some("t"))
+    }
+
+    /// The server's replication slots that do not go with a session, as a JSON array of objects.
+    ///
+    /// # Errors
+    /// [`PostgresError::Sql`]
+    pub async fn slots(&self) -> Result<String> {
+        let sql = "SELECT coalesce(json_agg(s), '[]') FROM ( \
+                   SELECT slot_name, plugin, datoid::int8, database, two_phase, restart_lsn::text, \
+                   confirmed_flush_lsn::text, wal_status = 'lost' AS is_lost \
+                   FROM pg_replication_slots WHERE NOT temporary) s";
+        Ok(self.value(sql).await?.unwrap_or_default())
+    }
+
+    /// Moves a slot forward, as far as the server has replayed. A slot that decodes must be of the session's database.
+    ///
+    /// # Errors
+    /// [`PostgresError::Sql`]
+    pub async fn advance_slot(&self, name: &str, to: Lsn) -> Result<()> {
+        let name = escape_literal(name);
+        let sql = format!("SELECT pg_replication_slot_advance({name}, '{to}'::pg_lsn)");
+        self.value(&sql).await.map(drop)
+    }
+
+    /// Drops a slot.
+    ///
+    /// # Errors
+    /// [`PostgresError::Sql`]
+    pub async fn drop_slot(&self, name: &str) -> Result<()> {
+        let sql = format!("SELECT pg_drop_replication_slot({})", escape_literal(name));
+        self.value(&sql).await.map(drop)
     }
 
     /// Makes the server write a checkpoint now.

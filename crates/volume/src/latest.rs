@@ -11,13 +11,13 @@ use crate::error::{Error, Result};
 use crate::image;
 use crate::journal::tail::{self, Recovered};
 use crate::journal::{Chained, JournalPos, JournalTail, JournalWriter};
-use crate::layout::FileClass;
+use crate::layout::{FileClass, Layout};
 use crate::lsn::Lsn;
 use crate::namespace::op::Op;
-use crate::namespace::{Cut, Namespace};
+use crate::namespace::{Cut, Namespace, ROOT};
 use crate::seal::{self, Seal};
 use crate::snapshot;
-use crate::view::{Ownership, Timestamp};
+use crate::view::{FileKind, Ownership, Timestamp};
 
 /// Makes a new, empty volume: a root directory, and a seal of just that, so that there always is
 /// one. The handle owns an epoch.
@@ -174,6 +174,33 @@ impl Latest {
         let at = self.journal.append_record(ops)?;
         self.namespace = namespace;
         self.buried.extend(buried.into_iter().map(|id| (id, at)));
+        Ok(())
+    }
+
+    /// Makes the directories that the layout needs at the top and that are missing, as the volume's owner has them.
+    ///
+    /// # Errors
+    /// `Damaged` if the volume has no root.
+    pub fn make_needed_directories(&mut self, layout: &dyn Layout, now: Timestamp) -> Result<()> {
+        for name in layout.needed_directories() {
+            if self.namespace.lookup(ROOT, name.as_bytes()).is_ok() {
+                continue;
+            }
+            let root = self.namespace.inode(ROOT)?;
+            let made = Op::Create {
+                parent: ROOT,
+                kind: FileKind::Directory,
+                class: layout.class(&name),
+                mode: root.mode,
+                uid: root.uid,
+                gid: root.gid,
+                target: None,
+                at: now,
+                id: self.allocate(),
+                name: name.into_bytes(),
+            };
+            self.apply(vec![made])?;
+        }
         Ok(())
     }
 

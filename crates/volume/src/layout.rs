@@ -66,6 +66,16 @@ pub trait Layout: Send + Sync + 'static {
         Vec::new()
     }
 
+    /// Directories whose files on a standby become shared ones at a takeover, beside those that are there.
+    fn added_at_switch(&self) -> Vec<String> {
+        Vec::new()
+    }
+
+    /// Shared directories that a takeover makes if they are missing, because an earlier version had none.
+    fn needed_directories(&self) -> Vec<String> {
+        Vec::new()
+    }
+
     /// The database's control file: writes to it go through the active's observer, which seals
     /// around a checkpoint.
     fn control_file(&self) -> &str {

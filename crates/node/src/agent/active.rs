@@ -39,7 +39,7 @@ use pgdata::sealer::Sealer;
 use pgserver::Postgres;
 use serde_json::json;
 use tokio::sync::{mpsc, oneshot, watch};
-use tokio::task::JoinHandle;
+use tokio::task::{JoinHandle, JoinSet};
 use tokio::time::Instant;
 use volume::active::ActiveView;
 use volume::view::View;
@@ -80,6 +80,8 @@ pub(crate) struct Active {
     pub log: LogOrder,
     /// Which run of PostgreSQL it is, if the server has said so.
     pub started: Option<ServerStarted>,
+    /// What goes on behind the takeover.
+    pub tasks: JoinSet<()>,
     // PostgreSQL goes before the mount that it works on.
     pub postgres: Postgres,
     pub mount: Mount,

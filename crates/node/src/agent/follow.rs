@@ -37,6 +37,7 @@ use super::error::Result;
 use super::life::Sight;
 use super::moving::{Ask, BaseMover};
 use super::server_watch::ServerWatch;
+use super::slots::{Differs, Keeper};
 use super::slow::Lag;
 use super::standby::{Known, Standby};
 use super::warmth::{self, Warmer};
@@ -109,6 +110,7 @@ pub(crate) struct Follower<'a> {
     beat: Heartbeat,
     attached_at: Generation,
     warmth: warmth::Told,
+    slots_differ: Differs,
 }
 
 impl<'a> Follower<'a> {
@@ -162,6 +164,7 @@ impl<'a> Follower<'a> {
             seen_at: now,
             beat: heartbeat.clone(),
             warmth: warmth::Told::default(),
+            slots_differ: Differs::default(),
         }
     }
 
@@ -175,6 +178,14 @@ impl<'a> Follower<'a> {
             told: Arc::clone(&self.warmth),
         };
         let warmer = tokio::spawn(warmer.run());
+        let keeper = Keeper::new(
+            Arc::clone(&self.standby.view),
+            self.standby.slots.clone(),
+            self.standby.postgres.options(),
+            self.context.layout.segment_size(),
+            Arc::clone(&self.slots_differ),
+        );
+        let keeper = tokio::spawn(keeper.run());
         let context = self.context;
         let ended = tokio::select! {
             ended = self.follow(orders) => ended,
@@ -186,6 +197,7 @@ impl<'a> Follower<'a> {
         let sight = self.sight();
         // The view becomes another one: nobody may read it then.
         warmer.abort();
+        keeper.abort();
         tokio::select! {
             () = self.mover.stop() => {}
             () = context.out_of_time() => {
@@ -307,6 +319,7 @@ impl<'a> Follower<'a> {
                     let followed = self.standby.tail.position();
                     let asks = self.mover.check_claim(followed, self.context.now());
                     self.heed(asks).await?;
+                    self.judge_slots();
                     self.judge_lag().await;
                 }
                 () = tokio::time::sleep(wake) => {
@@ -326,6 +339,16 @@ impl<'a> Follower<'a> {
         let why = why.into();
         tracing::info!(why, "reattaching");
         self.tell(Event::MustReattach(why));
+    }
+
+    /// Attaches afresh with the active's slots, now and then at most: clients read here.
+    fn judge_slots(&self) {
+        let differs = self.slots_differ.lock().take();
+        if let Some(why) = differs
+            && self.context.skips.may_attach_for_slots()
+        {
+            self.must_reattach(why);
+        }
     }
 
     /// Somebody else owns the volume: this node goes on as that one's standby.

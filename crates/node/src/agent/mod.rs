@@ -27,6 +27,7 @@ mod protection;
 mod pulse;
 mod roles;
 mod server_watch;
+mod slots;
 mod slow;
 pub(crate) mod standby;
 mod start;

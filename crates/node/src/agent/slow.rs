@@ -5,7 +5,7 @@
 //! thrown away as a whole: the newest seal has all of it. What the standby held is read back into its
 //! cache, so that it does not become colder with every skip.
 
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use coordination::records::unix_ms;
 use dax::ids::BlockKey;
@@ -101,9 +101,14 @@ impl Lag {
     }
 }
 
+/// How long a standby stays whose slots cannot follow the active's: each attach interrupts who reads there.
+const SLOTS_EVERY: Duration = Duration::from_secs(600);
+
 /// Skips of a node so far, and the blocks that its last standby held.
 #[derive(Debug, Default)]
 pub(crate) struct Skips {
+    /// When a standby last attached afresh for its slots.
+    for_slots: Mutex<Option<Instant>>,
     told: Mutex<Told>,
     hot: Mutex<Vec<BlockKey>>,
 }
@@ -124,6 +129,16 @@ impl Skips {
         told.count += 1;
         told.last = Some(why.to_owned());
         told.last_unix_ms = Some(unix_ms());
+    }
+
+    /// True if a standby may attach afresh for its slots; that counts then.
+    pub fn may_attach_for_slots(&self) -> bool {
+        let mut last = self.for_slots.lock();
+        let may = last.is_none_or(|at| at.elapsed() >= SLOTS_EVERY);
+        if may {
+            *last = Some(Instant::now());
+        }
+        may
     }
 
     pub fn report(&self) -> Told {

@@ -4,6 +4,7 @@
 //! shown at least up to the seal's W, and PostgreSQL starts last. Everything private is made anew:
 //! every restart of a standby's PostgreSQL is a fresh attach (N4).
 
+use std::collections::BTreeSet;
 use std::os::unix::fs::PermissionsExt;
 use std::path::Path;
 use std::sync::Arc;
@@ -36,6 +37,7 @@ use super::error::{AgentError, Result};
 use super::log::SharedLog;
 use super::moving::claiming::{Claimed, claim as claim_image};
 use super::prefetch::{Prefetcher, Setup};
+use super::slots;
 
 /// Blocks of a file that are read at once.
 const READS_AT_ONCE: usize = 32;
@@ -74,6 +76,8 @@ pub(crate) struct Standby {
     pub capacity: Capacity,
     /// Reads ahead of redo, if that is wanted.
     pub prefetcher: Option<Prefetcher>,
+    /// Slots that its PostgreSQL was started with.
+    pub slots: BTreeSet<String>,
 }
 
 /// Chooses the seal to attach at: the last, or the one before it if redo from the last failed (N7).
@@ -146,6 +150,7 @@ pub(crate) async fn attach(
         .max(active_capacity(&storage, &live).await?);
     let private = prepare_private(context, &storage, &base).await?;
     seed_buffers(context, &storage, &live, &private).await;
+    let slots = slots::copy(context, &storage, &live, &private).await?;
     let memory = &context.config.memory;
     let options = StandbyOptions {
         spill_dir: context.config.paths.spill(),
@@ -206,6 +211,7 @@ pub(crate) async fn attach(
         control,
         capacity,
         prefetcher,
+        slots,
     })
 }
 

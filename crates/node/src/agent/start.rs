@@ -13,11 +13,13 @@ use pgdata::control::{ClusterState, ControlFile};
 use pgdata::settings::{self, NODE_FILE};
 use pgdata::timeline::TimelineId;
 use pgserver::{Postgres, StopMode};
+use tokio::task::JoinSet;
 use volume::active::{ActiveView, Options};
 use volume::claim::Claim;
 use volume::journal::{JournalPos, JournalTail};
 use volume::latest::Latest;
 use volume::private::PrivateDir;
+use volume::seal::Seal;
 use volume::standby::ClaimWatch;
 
 use super::active::proxied::run_of;
@@ -26,6 +28,7 @@ use super::context::{Context, SAY_WITHIN};
 use super::error::{AgentError, Result};
 use super::life::{Body, Life, Sight};
 use super::pulse::Pulse;
+use super::slots;
 use super::standby::{self, Known, Standby, attach, load_base, read_configuration};
 use super::takeover::horizon::Question;
 use super::takeover::log_tail::LogTail;
@@ -151,6 +154,16 @@ async fn become_active(
         return Err(AgentError::Refused("no standby runs".to_owned()));
     };
     takeover::replay(standby, latest.namespace().clone(), tail).await?;
+    let size = context.layout.segment_size();
+    let agreed = slots::agree(standby, latest.namespace(), size).await;
+    let (standby, question, catch_up) = match agreed {
+        Ok(catch_up) => (&mut **standby, question, catch_up),
+        Err(why) => {
+            tracing::info!(why, "attaching afresh with the active's slots");
+            let (standby, question) = reattach(context, life, &latest, tail).await?;
+            (standby, question, None)
+        }
+    };
     phases.end("replay");
     context.driver.tell(Event::PhaseDone(Phase::Replay));
     let (horizon, session) = question.ask().await.unzip();
@@ -165,7 +178,11 @@ async fn become_active(
     life.sight.horizons = switched.horizons.clone();
     match std::mem::take(&mut life.body) {
         Body::Standby(standby, _) => {
-            life.body = Body::Active(Box::new(switched.into_active(*standby, pulse)));
+            let mut active = switched.into_active(*standby, pulse);
+            if let Some(catch_up) = catch_up {
+                active.tasks.spawn(catch_up.run());
+            }
+            life.body = Body::Active(Box::new(active));
             Ok(())
         }
         other => {
@@ -173,6 +190,58 @@ async fn become_active(
             Err(AgentError::Refused("no standby runs".to_owned()))
         }
     }
+}
+
+/// Puts a standby that attached at the last seal in the place of the one that `life` holds; it has replayed to the end of the log.
+async fn reattach<'a>(
+    context: &Context,
+    life: &'a mut Life,
+    latest: &Latest,
+    tail: LogTail,
+) -> Result<(&'a mut Standby, Question)> {
+    if let Body::Standby(standby, _) = std::mem::take(&mut life.body) {
+        drop_standby(*standby).await?;
+    }
+    let seal = sealed(context, latest, context.driver.before_last())?;
+    attach_behind(context, life, latest, &seal, tail).await?;
+    let Body::Standby(standby, _) = &mut life.body else {
+        return Err(AgentError::Refused("no standby runs".to_owned()));
+    };
+    let question = Question::prepare(standby.postgres.options(), &standby.control);
+    takeover::replay(standby, latest.namespace().clone(), tail).await?;
+    Ok((standby, question))
+}
+
+/// The seal that a takeover begins from.
+fn sealed(context: &Context, latest: &Latest, before_last: bool) -> Result<Seal> {
+    standby::choose(latest.seals().to_vec(), before_last)
+        .filter(|seal| !seal.payload.is_empty())
+        .ok_or_else(|| AgentError::NotInitialised(context.config.cluster.volume.clone()))
+}
+
+/// Attaches a standby at `seal`, with the log up to its fixed end.
+async fn attach_behind(
+    context: &Context,
+    life: &mut Life,
+    latest: &Latest,
+    seal: &Seal,
+    tail: LogTail,
+) -> Result<()> {
+    let storage = latest.storage().clone();
+    // Should somebody else own the volume soon, what this node reads stays until it has noticed.
+    let node = &context.me.node;
+    let watch = ClaimWatch::begin(&storage, node.clone()).await?;
+    let base = standby::claimed_base(&storage, &watch, node, seal).await?;
+    let journal_tail = base.tail(&storage);
+    let live = latest.namespace().clone();
+    let known = Known {
+        journal: JournalPos::START,
+        end: tail.end,
+        timeline: tail.timeline,
+    };
+    let standby = attach(context, storage, (base, watch), journal_tail, live, known).await?;
+    life.body = Body::Standby(Box::new(standby), known);
+    Ok(())
 }
 
 /// Starts a volume that nobody serves: directly after a clean stop that nothing followed (N1),
@@ -194,9 +263,7 @@ async fn from_nothing(
         seen_before_ms: None,
     });
     let mut latest = Latest::recover(storage.clone(), SystemTime::now().into()).await?;
-    let seal = standby::choose(latest.seals().to_vec(), before_last)
-        .filter(|seal| !seal.payload.is_empty())
-        .ok_or_else(|| AgentError::NotInitialised(context.config.cluster.volume.clone()))?;
+    let seal = sealed(context, &latest, before_last)?;
     let control = ControlFile::parse(&seal.payload)?;
     let from = seal.end.max(announced.end);
     let timeline = control.timeline.max(announced.timeline);
@@ -223,20 +290,11 @@ async fn from_nothing(
         return Ok(tail);
     }
     tracing::info!(end = %tail.end, "replaying the log from the last seal");
-    // Should somebody else own the volume soon, what this node reads stays until it has noticed.
-    let node = &context.me.node;
-    let watch = ClaimWatch::begin(&storage, node.clone()).await?;
-    let base = standby::claimed_base(&storage, &watch, node, &seal).await?;
-    let journal_tail = base.tail(&storage);
-    let live = latest.namespace().clone();
-    let known = Known {
-        journal: JournalPos::START,
-        end: tail.end,
-        timeline: tail.timeline,
+    attach_behind(context, life, &latest, &seal, tail).await?;
+    let Body::Standby(standby, _) = &life.body else {
+        return Err(AgentError::Refused("no standby runs".to_owned()));
     };
-    let standby = attach(context, storage, (base, watch), journal_tail, live, known).await?;
     let question = Question::prepare(standby.postgres.options(), &standby.control);
-    life.body = Body::Standby(Box::new(standby), known);
     become_active(context, life, latest, tail, question, pulse, phases).await?;
     Ok(tail)
 }
@@ -312,6 +370,7 @@ impl Direct {
             pulse: Some(pulse),
             log: LogOrder::default(),
             started,
+            tasks: JoinSet::new(),
             postgres,
             mount,
         })

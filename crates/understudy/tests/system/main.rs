@@ -31,6 +31,7 @@ mod rest;
 mod secure;
 mod segments;
 mod several;
+mod slots;
 mod slow;
 mod spare;
 mod stage;

@@ -104,6 +104,9 @@ impl StandbyView {
         for path in &paths {
             publisher.publish(path)?;
         }
+        for directory in self.layout.added_at_switch() {
+            publisher.add(&directory)?;
+        }
         let contents = publisher.contents;
         ops.extend(publisher.ops);
         tracing::info!(

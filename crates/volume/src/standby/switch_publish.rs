@@ -41,6 +41,16 @@ impl<A: FnMut() -> FileId> Publisher<'_, A> {
         }
     }
 
+    /// Publishes the files of a private directory that the shared one has not.
+    pub fn add(&mut self, directory: &str) -> Result<()> {
+        for entry in self.private.list(directory)? {
+            if entry.kind == FileKind::File && self.namespace.resolve(&entry.path).is_err() {
+                self.publish(&entry.path)?;
+            }
+        }
+        Ok(())
+    }
+
     fn apply(&mut self, op: Op) -> Result<()> {
         self.namespace.apply(&op)?;
         self.ops.push(op);

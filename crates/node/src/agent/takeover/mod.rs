@@ -32,6 +32,7 @@ use pgdata::timeline::TimelineId;
 use pgdata::xid::Xid8;
 use pgserver::{PostgresError, Session};
 use tokio::sync::watch;
+use tokio::task::JoinSet;
 use tokio::time::Instant;
 use volume::active::{ActiveView, Options};
 use volume::latest::Latest;
@@ -177,7 +178,9 @@ pub(crate) async fn fix_log(
     let size = context.layout.segment_size();
     let history = log_tail::newest_history(latest, timeline).await?;
     let tail = log_tail::find_end(latest, &history, from, size).await?;
-    log_tail::cut_behind(latest, tail.end, size, SystemTime::now().into())?;
+    let now = SystemTime::now().into();
+    log_tail::cut_behind(latest, tail.end, size, now)?;
+    latest.make_needed_directories(context.layout.as_ref(), now)?;
     latest.log_is_fixed();
     latest.commit().await?;
     Ok(tail)
@@ -212,6 +215,7 @@ impl Switched {
             pulse: Some(pulse),
             log: LogOrder::default(),
             started: self.started,
+            tasks: JoinSet::new(),
             postgres,
             mount,
         }

@@ -1,0 +1,129 @@
+//! A standby's slots follow those of the active, a few seconds behind.
+//!
+//! Invariant: never in the way. What it cannot do is left to a takeover, or to the next attach, which [`Differs`] asks for.
+
+use std::collections::BTreeSet;
+use std::sync::Arc;
+use std::time::Duration;
+
+use dax::storage::Storage;
+use parking_lot::Mutex;
+use pgdata::layout::SLOTS;
+use pgdata::segment::SegmentSize;
+use pgdata::slot::{STATE_FILE, Slot};
+use pgserver::StartOptions;
+use tokio::time::Instant;
+use volume::lsn::Lsn;
+use volume::namespace::Namespace;
+use volume::standby::StandbyView;
+
+use super::server::{Server, Trouble};
+use super::{oldest_log, stored};
+use crate::agent::error::Result;
+
+/// How often it looks whether the active has moved its slots.
+const LOOK_EVERY: Duration = Duration::from_secs(2);
+/// Log that a slot passes at once: a statement that takes long is cancelled when it holds redo up.
+const PART_BYTES: u64 = 8 << 20;
+/// How long slots must differ before the standby attaches afresh: many live for seconds only.
+const DIFFERS_FOR: Duration = Duration::from_secs(10);
+
+/// Why the standby's slots cannot follow those of the active, if they have not been able to for long.
+pub(crate) type Differs = Arc<Mutex<Option<String>>>;
+
+/// See the module.
+pub(crate) struct Keeper {
+    view: Arc<StandbyView>,
+    storage: Arc<dyn Storage>,
+    copied: BTreeSet<String>,
+    server: Server,
+    segment_size: SegmentSize,
+    differs: Differs,
+    /// Files of states that were read last, and what they said.
+    seen: (Vec<u64>, Vec<Slot>),
+    since: Option<Instant>,
+}
+
+impl Keeper {
+    /// For a standby that began with the `copied` slots.
+    pub(crate) fn new(
+        view: Arc<StandbyView>,
+        copied: BTreeSet<String>,
+        postgres: &StartOptions,
+        segment_size: SegmentSize,
+        differs: Differs,
+    ) -> Keeper {
+        Keeper {
+            storage: Arc::clone(view.storage()),
+            view,
+            copied,
+            server: Server::new(postgres),
+            segment_size,
+            differs,
+            seen: (Vec::new(), Vec::new()),
+            since: None,
+        }
+    }
+
+    /// Follows until it is aborted.
+    pub(crate) async fn run(mut self) {
+        loop {
+            tokio::time::sleep(LOOK_EVERY).await;
+            match self.look().await {
+                Ok(Ok(())) => self.since = None,
+                Ok(Err(Trouble::Differs(why))) => self.note(why),
+                Ok(Err(Trouble::Postgres(error))) => {
+                    tracing::debug!(%error, "the slots of this standby do not follow this time");
+                }
+                Err(error) => {
+                    tracing::debug!(%error, "the active's slots were not read this time");
+                }
+            }
+        }
+    }
+
+    fn note(&mut self, why: String) {
+        let since = *self.since.get_or_insert_with(Instant::now);
+        tracing::debug!(why, "the slots of this standby are not those of the active");
+        if since.elapsed() >= DIFFERS_FOR {
+            *self.differs.lock() = Some(why);
+        }
+    }
+
+    /// Looks once.
+    async fn look(&mut self) -> Result<Result<(), Trouble>> {
+        let names = self.view.live();
+        let files = files(&names);
+        if files.is_empty() && self.copied.is_empty() {
+            return Ok(Ok(()));
+        }
+        if files != self.seen.0 {
+            let stored = stored(&self.storage, &names).await?;
+            let slots = stored.into_iter().map(|one| one.slot);
+            self.seen = (files, slots.collect());
+        }
+        let oldest = oldest_log(&names, self.segment_size);
+        Ok(self.follow(oldest).await)
+    }
+
+    async fn follow(&mut self, oldest: Lsn) -> Result<(), Trouble> {
+        let steps = self
+            .server
+            .steps(&self.seen.1, &self.copied, oldest)
+            .await?;
+        for step in steps.into_iter().flat_map(|step| step.parts(PART_BYTES)) {
+            self.server.take(&step).await?;
+        }
+        Ok(())
+    }
+}
+
+/// The files with the states of slots: each change of a state makes a new one.
+fn files(names: &Namespace) -> Vec<u64> {
+    let Ok(slots) = names.resolve(SLOTS).and_then(|id| names.directory(id)) else {
+        return Vec::new();
+    };
+    let state = |id| names.lookup(id, STATE_FILE.as_bytes()).ok();
+    let files = slots.values().filter_map(|id| state(*id));
+    files.map(|file| file.0).collect()
+}

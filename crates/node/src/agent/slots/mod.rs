@@ -1,0 +1,181 @@
+//! Replication slots, which survive a takeover.
+//!
+//! ```text
+//!   the active's server ── writes each slot's state ──▶ shared storage ── copied at an attach ──▶ the standby's server
+//!                                                             └── read now and then: move forward, drop ──▶ (keeper)
+//!                                                             └── read once more at a takeover ──▶ agree, or attach afresh
+//! ```
+//!
+//! A server reads slots at its start only. What is stored is what a crash of the active would leave, so a server that starts on a
+//! copy goes on as PostgreSQL goes on after a crash. One that runs follows by moving its copies forward. Where it cannot follow, a
+//! takeover begins anew from the last seal: slower, and never with other slots.
+//!
+//! Invariant: no server is promoted whose slots are not those that are stored, or that are further; and nothing is written to the
+//! stored ones before.
+
+mod compare;
+mod keeper;
+mod server;
+
+use std::collections::BTreeSet;
+use std::sync::Arc;
+use std::time::Duration;
+
+use dax::storage::Storage;
+use pgdata::layout::{DECODING_SNAPSHOTS, LOG, SLOTS};
+use pgdata::segment::{SegmentName, SegmentSize};
+use pgdata::slot::{STATE_FILE, Slot};
+use volume::lsn::Lsn;
+use volume::namespace::Namespace;
+use volume::private::PrivateDir;
+
+use self::compare::Step;
+pub(super) use self::keeper::{Differs, Keeper};
+use self::server::Server;
+use super::context::Context;
+use super::error::{AgentError, Result};
+use super::standby::{Standby, put, read_live};
+
+/// How long a standby's server may take to answer at a takeover, when clients wait.
+const WITHIN: Duration = Duration::from_secs(2);
+/// How often a slot of a promoted server is tried to be moved, and how long after a failure.
+const TRIES: u32 = 10;
+const TRY_AGAIN: Duration = Duration::from_secs(1);
+
+/// A slot as it is stored.
+struct Stored {
+    slot: Slot,
+    file: Vec<u8>,
+}
+
+/// Slots that are stored, in a volume with these names.
+async fn stored(storage: &Arc<dyn Storage>, names: &Namespace) -> Result<Vec<Stored>> {
+    let mut found = Vec::new();
+    let Ok(directory) = names.resolve(SLOTS) else {
+        return Ok(found);
+    };
+    for (name, id) in names.directory(directory)? {
+        // One that is being made or dropped, which a server removes at its start.
+        if name.ends_with(b".tmp") {
+            continue;
+        }
+        let Ok(state) = names.lookup(*id, STATE_FILE.as_bytes()) else {
+            continue;
+        };
+        let file = read_live(storage, names, state).await?;
+        let name = String::from_utf8_lossy(name);
+        let slot = Slot::parse(&file)
+            .map_err(|why| AgentError::Refused(format!("{SLOTS}/{name}/{STATE_FILE}: {why}")))?;
+        found.extend(slot.map(|slot| Stored { slot, file }));
+    }
+    Ok(found)
+}
+
+/// Puts copies of the stored slots where a standby's server finds them at its start, with what decoding begins from. Returns
+/// their names.
+pub(super) async fn copy(
+    context: &Context,
+    storage: &Arc<dyn Storage>,
+    names: &Namespace,
+    private: &PrivateDir,
+) -> Result<BTreeSet<String>> {
+    let stored = stored(storage, names).await?;
+    for one in &stored {
+        let path = format!("{SLOTS}/{}/{STATE_FILE}", one.slot.name);
+        put(context, private, &path, &one.file)?;
+    }
+    if stored.iter().any(|one| one.slot.decoding.is_some())
+        && let Ok(directory) = names.resolve(DECODING_SNAPSHOTS)
+    {
+        for (name, file) in names.directory(directory)? {
+            let name = String::from_utf8_lossy(name);
+            if name.ends_with(".snap") {
+                let bytes = read_live(storage, names, *file).await?;
+                put(
+                    context,
+                    private,
+                    &format!("{DECODING_SNAPSHOTS}/{name}"),
+                    &bytes,
+                )?;
+            }
+        }
+    }
+    Ok(stored.into_iter().map(|one| one.slot.name).collect())
+}
+
+/// Where the oldest log begins that is there.
+fn oldest_log(names: &Namespace, size: SegmentSize) -> Lsn {
+    let Ok(log) = names.resolve(LOG).and_then(|id| names.directory(id)) else {
+        return Lsn::ZERO;
+    };
+    let segments = log.keys().filter_map(|name| {
+        let segment = SegmentName::parse(std::str::from_utf8(name).ok()?, size)?;
+        Some(segment.range(size).start)
+    });
+    segments.min().unwrap_or(Lsn::ZERO)
+}
+
+/// Makes the slots of a standby's server those that are stored, but for how far those that decode are: that takes reading, and is
+/// left to [`CatchUp`]. Returns it.
+///
+/// # Errors
+/// Why they differ still: a server that attaches afresh has them.
+pub(super) async fn agree(
+    standby: &Standby,
+    names: &Namespace,
+    size: SegmentSize,
+) -> Result<Option<CatchUp>, String> {
+    let stored = stored(&standby.storage, names).await;
+    let stored = stored.map_err(|error| error.to_string())?;
+    let copied = &standby.slots;
+    if stored.is_empty() && copied.is_empty() {
+        return Ok(None);
+    }
+    let stored: Vec<Slot> = stored.into_iter().map(|one| one.slot).collect();
+    let oldest = oldest_log(names, size);
+    let mut server = Server::new(standby.postgres.options());
+    let agreed = async {
+        let steps = server.steps(&stored, copied, oldest).await?;
+        for step in steps.iter().filter(|step| !step.decodes()) {
+            server.take(step).await?;
+        }
+        // What a server answers counts, not that it was asked.
+        server.steps(&stored, copied, oldest).await
+    };
+    let left = match tokio::time::timeout(WITHIN, agreed).await {
+        Ok(steps) => steps.map_err(|trouble| trouble.to_string())?,
+        Err(_) => return Err(format!("the server did not answer within {WITHIN:?}")),
+    };
+    match left.iter().find(|step| !step.decodes()) {
+        Some(step) => Err(format!("{step:?} had no effect")),
+        None => Ok(Some(CatchUp {
+            server,
+            steps: left,
+        })),
+    }
+}
+
+/// What slots of a promoted server that decode have yet to pass: a subscriber has confirmed it, and rows of the catalogs that it
+/// was decoded with may be gone. Nobody else can use a slot while it moves.
+pub(super) struct CatchUp {
+    server: Server,
+    steps: Vec<Step>,
+}
+
+impl CatchUp {
+    /// Moves the slots forward.
+    pub(super) async fn run(mut self) {
+        for step in self.steps {
+            let mut tries = 0;
+            while let Err(error) = self.server.take(&step).await {
+                tries += 1;
+                if tries == TRIES {
+                    // A subscriber has it, says where it goes on, and moves it.
+                    tracing::info!(?step, %error, "a slot is left where it was");
+                    break;
+                }
+                tokio::time::sleep(TRY_AGAIN).await;
+            }
+        }
+    }
+}

@@ -1,0 +1,133 @@
+//! The slots of a running standby's server, as it shows and moves them.
+
+use std::collections::{BTreeSet, HashMap};
+use std::path::PathBuf;
+
+use pgdata::parse_lsn;
+use pgdata::slot::{Decoding, Slot};
+use pgserver::{PostgresError, Session, StartOptions};
+use serde::Deserialize;
+use volume::lsn::Lsn;
+
+use super::compare::{self, Step};
+
+/// A database in which every slot is seen.
+const ANY_DATABASE: &str = "postgres";
+
+/// Why a server's slots are not the stored ones.
+#[derive(Debug, thiserror::Error)]
+pub(super) enum Trouble {
+    /// They cannot be made so.
+    #[error("{0}")]
+    Differs(String),
+    /// The server did not do what was asked: perhaps the next time.
+    #[error(transparent)]
+    Postgres(#[from] PostgresError),
+}
+
+/// See the module.
+pub(super) struct Server {
+    run: PathBuf,
+    port: u16,
+    user: String,
+    /// A slot that decodes is moved in its own database.
+    sessions: HashMap<String, Session>,
+    databases: HashMap<String, String>,
+}
+
+impl Server {
+    /// The server that was started with these options.
+    pub(super) fn new(postgres: &StartOptions) -> Server {
+        Server {
+            run: postgres.run.clone(),
+            port: postgres.port,
+            user: postgres.superuser.clone(),
+            sessions: HashMap::new(),
+            databases: HashMap::new(),
+        }
+    }
+
+    /// What leads from the server's slots to the stored ones.
+    ///
+    /// # Errors
+    /// [`Trouble`]
+    pub(super) async fn steps(
+        &mut self,
+        stored: &[Slot],
+        copied: &BTreeSet<String>,
+        oldest: Lsn,
+    ) -> Result<Vec<Step>, Trouble> {
+        let own = self.slots().await?;
+        compare::steps(stored, &own, copied, oldest).map_err(Trouble::Differs)
+    }
+
+    /// Takes a step, as far as the server has replayed.
+    ///
+    /// # Errors
+    /// What the server said.
+    pub(super) async fn take(&mut self, step: &Step) -> Result<(), PostgresError> {
+        match step {
+            Step::Advance { name, to, .. } => {
+                let database = self.databases.get(name).cloned();
+                let database = database.unwrap_or_else(|| ANY_DATABASE.to_owned());
+                self.session(&database).await?.advance_slot(name, *to).await
+            }
+            Step::Drop { name } => self.session(ANY_DATABASE).await?.drop_slot(name).await,
+        }
+    }
+
+    async fn session(&mut self, database: &str) -> Result<&Session, PostgresError> {
+        let known = self.sessions.remove(database);
+        let session = match known.filter(|session| !session.is_closed()) {
+            Some(session) => session,
+            None => Session::open_in(database, &self.run, self.port, &self.user).await?,
+        };
+        Ok(self.sessions.entry(database.to_owned()).or_insert(session))
+    }
+
+    async fn slots(&mut self) -> Result<Vec<Slot>, PostgresError> {
+        let text = self.session(ANY_DATABASE).await?.slots().await?;
+        let slots: Vec<Shown> =
+            serde_json::from_str(&text).map_err(|_| PostgresError::Answer(text))?;
+        let databases = slots.iter().filter_map(|slot| {
+            let database = slot.database.clone()?;
+            Some((slot.slot_name.clone(), database))
+        });
+        self.databases = databases.collect();
+        slots.into_iter().map(Shown::into_slot).collect()
+    }
+}
+
+/// A line of [`Session::slots`].
+#[derive(Deserialize)]
+struct Shown {
+    slot_name: String,
+    plugin: Option<String>,
+    datoid: Option<u32>,
+    database: Option<String>,
+    two_phase: bool,
+    restart_lsn: Option<String>,
+    confirmed_flush_lsn: Option<String>,
+    is_lost: Option<bool>,
+}
+
+impl Shown {
+    fn into_slot(self) -> Result<Slot, PostgresError> {
+        let lsn = |text: Option<String>| match text {
+            Some(text) => parse_lsn(&text).ok_or(PostgresError::Answer(text)),
+            None => Ok(Lsn::ZERO),
+        };
+        let confirmed = lsn(self.confirmed_flush_lsn)?;
+        Ok(Slot {
+            name: self.slot_name,
+            restart: lsn(self.restart_lsn)?,
+            is_invalid: self.is_lost.unwrap_or(false),
+            decoding: self.datoid.map(|database| Decoding {
+                database,
+                plugin: self.plugin.unwrap_or_default(),
+                two_phase: self.two_phase,
+                confirmed,
+            }),
+        })
+    }
+}

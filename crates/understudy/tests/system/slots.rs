@@ -1,0 +1,215 @@
+//! Replication slots go through takeovers: subscribers and readers of changes miss nothing, and get nothing that was lost.
+
+use std::collections::BTreeSet;
+
+use anyhow::{Context, Result, ensure};
+use cluster::clients::session::connect;
+use cluster::stock::Stock;
+use tokio_postgres::Client;
+
+use crate::backups::{take_over, wanted};
+use crate::stage::{Stage, TIMEOUT};
+use crate::verbs::{roles, until};
+
+/// Takeovers of each test; more of them by hand.
+const TAKEOVERS: (&str, u32) = ("UNDERSTUDY_TEST_TAKEOVERS", 2);
+
+/// A row of the ledger: the client, and the number of its transaction.
+type Row = (i32, i64);
+
+async fn decoding(test: &str) -> Result<Stage> {
+    Stage::with_options(test, &["north", "south"], |options| {
+        let parameters = [("wal_level", "logical"), ("checkpoint_timeout", "30s")];
+        let parameters = parameters.map(|(name, value)| (name.to_owned(), value.to_owned()));
+        options.parameters.extend(parameters);
+    })
+    .await
+}
+
+async fn active(stage: &mut Stage) -> Result<Client> {
+    let active = stage.cluster.wait_active(TIMEOUT).await?;
+    Ok(connect(&stage.cluster.server(&active)?.config()).await?)
+}
+
+async fn ledger(client: &Client) -> Result<Vec<Row>> {
+    let rows = client.query("SELECT client, n FROM understudy_ledger ORDER BY 1, 2", &[]);
+    Ok(rows
+        .await?
+        .iter()
+        .map(|row| (row.get(0), row.get(1)))
+        .collect())
+}
+
+/// The names of the slots, with what they are.
+async fn names(client: &Client) -> Result<Vec<String>> {
+    let sql = "SELECT format('%s %s %s %s', slot_name, slot_type, plugin, two_phase) FROM pg_replication_slots \
+               WHERE NOT temporary ORDER BY 1";
+    let rows = client.query(sql, &[]).await?;
+    Ok(rows.iter().map(|row| row.get(0)).collect())
+}
+
+/// How often a node has attached afresh for the slots, by its log.
+fn attached_afresh(stage: &Stage) -> Result<usize> {
+    let mut count = 0;
+    for name in stage.cluster.names() {
+        let log = std::fs::read_to_string(stage.path().join(format!("logs/{name}.log")))?;
+        count += log
+            .matches("attaching afresh with the active's slots")
+            .count();
+    }
+    Ok(count)
+}
+
+/// Rows of the ledger that a slot of `test_decoding` has, each time in the order of its client.
+async fn consume(client: &Client, slot: &str) -> Result<Vec<Row>> {
+    let sql = "SELECT data FROM pg_logical_slot_get_changes($1, NULL, NULL) WHERE data LIKE 'table public.understudy_ledger: INSERT:%'";
+    // A new active moves it forward first, and nobody else can use it meanwhile.
+    let look = async || Ok(client.query(sql, &[&slot]).await?);
+    let mut found = Vec::new();
+    for row in until("the slot can be read", look, |_| true).await? {
+        let text: String = row.get(0);
+        let value = |field: &str| {
+            let (_, behind) = text.split_once(field)?;
+            behind.split(' ').next()?.parse::<i64>().ok()
+        };
+        let client = value("client[integer]:").with_context(|| text.clone())?;
+        let n = value("n[bigint]:").with_context(|| text.clone())?;
+        found.push((client as i32, n));
+    }
+    for client in found.iter().map(|row| row.0).collect::<BTreeSet<_>>() {
+        let of_client: Vec<i64> = found
+            .iter()
+            .filter(|row| row.0 == client)
+            .map(|row| row.1)
+            .collect();
+        ensure!(
+            of_client.is_sorted_by(|a, b| a < b),
+            "client {client}: {of_client:?}"
+        );
+    }
+    Ok(found)
+}
+
+// SL1
+#[tokio::test(flavor = "multi_thread")]
+#[ignore = "system test: make test-system"]
+async fn a_subscription_and_a_reader_miss_nothing_over_takeovers() -> Result<()> {
+    let mut stage = decoding("slots").await?;
+    let publisher = active(&mut stage).await?;
+    for made in [
+        "CREATE PUBLICATION ledger FOR TABLE understudy_ledger WITH (publish = 'insert')",
+        "SELECT pg_create_physical_replication_slot('copy', true)",
+        "SELECT pg_create_logical_replication_slot('prepared', 'test_decoding', false, true)",
+        "SELECT pg_create_logical_replication_slot('reader', 'test_decoding')",
+    ] {
+        publisher.batch_execute(made).await?;
+    }
+    let mut consumed: BTreeSet<Row> = ledger(&publisher).await?.into_iter().collect();
+    let subscriber = subscribe(&stage).await?;
+    let subscribed = connect(&subscriber.server().config()).await?;
+    until(
+        "it has copied the table",
+        async || ledger(&subscribed).await,
+        |rows| !rows.is_empty(),
+    )
+    .await?;
+    let takeovers = wanted(TAKEOVERS)?;
+    // Copying the table has a slot of its own.
+    let look = async || names(&publisher).await;
+    let before = until("the copy ends", look, |names| names.len() == 4).await?;
+    for _ in 0..takeovers {
+        follow(&mut stage).await?;
+        take_over(&mut stage, 1).await?;
+        let client = active(&mut stage).await?;
+        let now = names(&client).await?;
+        ensure!(now == before, "{now:?}, and {before:?} before");
+        let more = consume(&client, "reader").await?;
+        ensure!(!more.is_empty());
+        consumed.extend(more);
+    }
+    ensure!(
+        attached_afresh(&stage)? == 0,
+        "the standbys' slots could follow"
+    );
+    // One that was made just now, and one that was dropped: no standby knows of it.
+    let client = active(&mut stage).await?;
+    for changed in [
+        "SELECT pg_drop_replication_slot('copy')",
+        "SELECT pg_create_logical_replication_slot('late', 'test_decoding')",
+    ] {
+        client.batch_execute(changed).await?;
+    }
+    let changed = names(&client).await?;
+    take_over(&mut stage, 1).await?;
+    let client = active(&mut stage).await?;
+    ensure!(names(&client).await? == changed, "{changed:?}");
+    ensure!(attached_afresh(&stage)? == 1);
+    ensure!(!consume(&client, "late").await?.is_empty());
+
+    let history = stage.load.take().context("no load")?.stop().await;
+    stage.stop_churn().await;
+    consumed.extend(consume(&client, "reader").await?);
+    let all = ledger(&client).await?;
+    ensure!(
+        consumed.iter().copied().eq(all.iter().copied()),
+        "the reader has other rows than the table"
+    );
+    until(
+        "the subscriber has every row once",
+        async || ledger(&subscribed).await,
+        |rows| *rows == all,
+    )
+    .await?;
+    ensure!(
+        history
+            .commits()
+            .all(|one| consumed.contains(&(one.client, one.n)))
+    );
+    subscribed.batch_execute("DROP SUBSCRIPTION ledger").await?;
+    drop((subscribed, subscriber));
+    stage.end().await
+}
+
+/// A server that subscribes to the ledger at whoever is the active.
+async fn subscribe(stage: &Stage) -> Result<Stock> {
+    let directory = stage.path().join("subscriber");
+    let bin = stage.cluster.options().bin.clone();
+    let stock = Stock::start(&directory, &bin, Vec::new()).await?;
+    let client = connect(&stock.server().config()).await?;
+    let servers = stage.cluster.names().map(|name| stage.cluster.server(name));
+    let servers = servers.collect::<Result<Vec<_>>>()?;
+    let ports: Vec<String> = servers
+        .iter()
+        .map(|server| server.port.to_string())
+        .collect();
+    let hosts = vec!["127.0.0.1"; ports.len()].join(",");
+    let password = servers[0].password.clone().unwrap_or_default();
+    // The table has no key there: what came twice would stay.
+    let table = "CREATE TABLE understudy_ledger (client integer, n bigint)";
+    let subscription = format!(
+        "CREATE SUBSCRIPTION ledger CONNECTION 'host={hosts} port={} user=postgres dbname=postgres \
+         password={password} target_session_attrs=read-write' PUBLICATION ledger",
+        ports.join(",")
+    );
+    client.batch_execute(table).await?;
+    client.batch_execute(&subscription).await?;
+    Ok(stock)
+}
+
+/// Waits until the standby's slots are the active's.
+async fn follow(stage: &mut Stage) -> Result<()> {
+    let (active, standby) = roles(stage).await?;
+    let (active, standby) = (
+        stage.cluster.server(&active)?,
+        stage.cluster.server(&standby)?,
+    );
+    let look = async || {
+        let (active, standby) = (
+            connect(&active.config()).await?,
+            connect(&standby.config()).await?,
+        );
+        Ok(names(&active).await? == names(&standby).await?)
+    };
+    until("the standby has the slots", look, |same| *same).await?;
+    Ok(())
+}
