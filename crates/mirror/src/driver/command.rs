@@ -228,7 +228,10 @@ async fn adopt_alone(hub: &Hub) -> Result<(), String> {
     let session = Postgres::connect(member, "understudy mirror").await;
     let mut session = session.map_err(told)?;
     let ledger = Ledger::new(last, []);
-    let more = format!("DELETE FROM understudy_mirror.applied WHERE number > {last};");
+    let more = format!(
+        "DELETE FROM understudy_mirror.applied WHERE number > {last}; {}",
+        rows::FORGET_EPOCHS
+    );
     let tokens = Tokens::up_to(epoch);
     let made = install_with(&mut session, &ledger, &tokens, Some(log), &more).await;
     made.map_err(told)?;

@@ -53,6 +53,10 @@ pub fn note_undone(up_to: Lsn, xids: &[u32]) -> String {
     )
 }
 
+/// The statement by which a member forgets its epochs: another log counts them from the beginning.
+pub const FORGET_EPOCHS: &str = "DO $$ BEGIN IF pg_catalog.to_regclass('understudy_mirror.served') IS NOT NULL THEN \
+    DELETE FROM understudy_mirror.served; DELETE FROM understudy_mirror.undone; END IF; END $$;";
+
 /// Has the member remember that it serves in this epoch.
 pub async fn note_served(member: &Member, epoch: u32) -> Result<(), WireError> {
     let text = format!(
