@@ -65,9 +65,11 @@ pub fn conninfo(server: &Server) -> String {
     format!("host={host} port={port} user=postgres")
 }
 
-fn side(prepare: &impl Fn(&mut Server)) -> Side {
+fn side(prepare: &(impl Fn(&mut Server) + Sync)) -> Side {
     let mut server = Server::init("fsync = off\nmax_connections = 200");
     prepare(&mut server);
+    server.start();
+    server.sql(&["CREATE DATABASE app"]);
     Side {
         server,
         listen: address(),
@@ -85,7 +87,7 @@ impl Site {
     }
 
     /// The same with servers that are prepared before they start.
-    pub fn start_with(more: &str, prepare: impl Fn(&mut Server)) -> Site {
+    pub fn start_with(more: &str, prepare: impl Fn(&mut Server) + Sync) -> Site {
         let mut site = Site::unmanaged(more, prepare);
         site.manage(0);
         site.manage(1);
@@ -108,22 +110,19 @@ impl Site {
     }
 
     /// Both servers run, and nobody manages them.
-    pub fn unmanaged(more: &str, prepare: impl Fn(&mut Server)) -> Site {
-        let mut site = Site {
+    pub fn unmanaged(more: &str, prepare: impl Fn(&mut Server) + Sync) -> Site {
+        let sides = std::thread::scope(|scope| {
+            let made = [0, 1].map(|_| scope.spawn(|| side(&prepare)));
+            made.map(|side| side.join().expect("it is made"))
+        });
+        Site {
             cluster: MemoryCluster::new(VolumeSettings::default()),
-            sides: [side(&prepare), side(&prepare)],
+            sides,
             more: more.to_owned(),
             asks_clients: false,
             bin: "/usr/lib/postgresql/15/bin".into(),
             runtime: Runtime::new().expect("threads"),
-        };
-        for side in &mut site.sides {
-            side.server.start();
         }
-        for side in &site.sides {
-            side.server.sql(&["CREATE DATABASE app"]);
-        }
-        site
     }
 
     /// Starts a manager.
@@ -304,6 +303,19 @@ impl Site {
             told.borrow().is_some()
         });
         told.into_inner().expect("it was waited for")
+    }
+
+    /// Has this side be primary. A manager that was cut off may have been quicker, and may own another epoch meanwhile.
+    pub fn switch_to(&self, at: usize) {
+        let other = self.sides[1 - at].peer_listen.to_string();
+        self.wait("it is primary", || {
+            let is_other = self.primary() == Some(1 - at);
+            is_other.then(|| {
+                let asking = ask(&other, None, Question::Switchover);
+                self.runtime.block_on(asking)
+            });
+            self.primary() == Some(at)
+        });
     }
 
     /// Who is primary, as soon as somebody is.
