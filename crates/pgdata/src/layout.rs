@@ -202,9 +202,9 @@ impl Layout for PostgresLayout {
         vec![CONTROL_FILE.to_owned(), TWO_PHASE.to_owned()]
     }
 
-    /// A standby's slots may go back further than the files that the active still had.
+    /// A standby's slots may go back further than the files that the active still had, and it may have slots of its own.
     fn added_at_switch(&self) -> Vec<String> {
-        vec![DECODING_SNAPSHOTS.to_owned()]
+        vec![DECODING_SNAPSHOTS.to_owned(), SLOTS.to_owned()]
     }
 
     fn needed_directories(&self) -> Vec<String> {

@@ -322,6 +322,33 @@ impl Session {
         Ok(self.value(sql).await?.unwrap_or_default())
     }
 
+    /// The same of an active, with the log that each holds.
+    ///
+    /// # Errors
+    /// [`PostgresError::Sql`]
+    pub async fn held_slots(&self) -> Result<String> {
+        let sql = "SELECT coalesce(json_agg(s), '[]') FROM ( \
+                   SELECT slot_name, slot_type, plugin, database, active, restart_lsn::text, \
+                   confirmed_flush_lsn::text, wal_status, \
+                   greatest(pg_wal_lsn_diff(pg_current_wal_lsn(), restart_lsn), 0)::int8 AS held_bytes \
+                   FROM pg_replication_slots ORDER BY 1) s";
+        Ok(self.value(sql).await?.unwrap_or_default())
+    }
+
+    /// Drops a slot whoever uses it.
+    ///
+    /// # Errors
+    /// [`PostgresError::Sql`], also if its user has not left yet: the next try may succeed.
+    pub async fn give_up_slot(&self, name: &str) -> Result<()> {
+        let literal = escape_literal(name);
+        let end = format!(
+            "SELECT pg_terminate_backend(active_pid, 1000) FROM pg_replication_slots WHERE slot_name = {literal} \
+             AND active"
+        );
+        self.value(&end).await?;
+        self.drop_slot(name).await
+    }
+
     /// Moves a slot forward, as far as the server has replayed. A slot that decodes must be of the session's database.
     ///
     /// # Errors

@@ -17,6 +17,7 @@ use crate::namespace::op::Op;
 use crate::namespace::{Cut, Namespace, ROOT};
 use crate::seal::{self, Seal};
 use crate::snapshot;
+use crate::standby::{clear, unlink};
 use crate::view::{FileKind, Ownership, Timestamp};
 
 /// Makes a new, empty volume: a root directory, and a seal of just that, so that there always is
@@ -202,6 +203,32 @@ impl Latest {
             self.apply(vec![made])?;
         }
         Ok(())
+    }
+
+    /// Removes a file.
+    ///
+    /// # Errors
+    /// `NotFound`, `IsDirectory`.
+    pub fn remove_file(&mut self, parent: FileId, name: &[u8], now: Timestamp) -> Result<()> {
+        let mut namespace = self.namespace.clone();
+        let file = namespace.lookup(parent, name)?;
+        let ops = unlink(&mut namespace, parent, name.to_vec(), file, now)?;
+        self.apply(ops)
+    }
+
+    /// Removes a directory with everything in it.
+    ///
+    /// # Errors
+    /// `NotFound`, `NotDirectory`.
+    pub fn remove_tree(&mut self, parent: FileId, name: &[u8], now: Timestamp) -> Result<()> {
+        let directory = self.namespace.lookup(parent, name)?;
+        let mut ops = clear(&mut self.namespace.clone(), directory, now)?;
+        ops.push(Op::RemoveDirectory {
+            parent,
+            name: name.to_vec(),
+            at: now,
+        });
+        self.apply(ops)
     }
 
     /// Ends a log file: whatever a dead epoch stored from `first_block` on reads as zeros from now

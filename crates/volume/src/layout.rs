@@ -66,7 +66,7 @@ pub trait Layout: Send + Sync + 'static {
         Vec::new()
     }
 
-    /// Directories whose files on a standby become shared ones at a takeover, beside those that are there.
+    /// Directories of which a standby's names become shared ones at a takeover, beside those that are there.
     fn added_at_switch(&self) -> Vec<String> {
         Vec::new()
     }

@@ -57,6 +57,7 @@ use super::driver::Order;
 use super::error::Result;
 use super::protection;
 use super::pulse::Pulse;
+use super::slots;
 use super::throughput;
 use crate::config::Slow;
 use crate::machine::{Ask, Effect, Event, State};
@@ -94,6 +95,7 @@ struct Told {
     /// Commits that were held for slow standbys, if they are.
     waits: Arc<Mutex<Waits>>,
     throughput: throughput::Told,
+    slots: slots::guard::Told,
     /// What became of the parameters that operators want.
     configuring: configuring::Told,
 }
@@ -147,8 +149,15 @@ impl Active {
             retained,
             waits: Arc::default(),
             throughput: Arc::default(),
+            slots: Arc::default(),
             configuring,
         };
+        let guarding = tokio::spawn(slots::guard::run(
+            self.postgres.options().clone(),
+            Arc::clone(&self.view),
+            Arc::clone(&self.storage),
+            Arc::clone(&told.slots),
+        ));
         let measuring = tokio::spawn(throughput::run(
             self.postgres.options().clone(),
             Arc::clone(&self.sealer),
@@ -212,6 +221,7 @@ impl Active {
         standbys.abort();
         first.abort();
         measuring.abort();
+        guarding.abort();
         scheduled.abort();
         announcing.abort();
         scrubber.abort();
@@ -408,6 +418,7 @@ impl Active {
             "retained": *told.retained.lock(),
             "waits": *told.waits.lock(),
             "throughput": *told.throughput.lock(),
+            "slots": *told.slots.lock(),
             "log": self.log.told(),
             "server": *context.facts.lock(),
             "control": context.control_report(),

@@ -137,6 +137,7 @@ pub(super) fn metrics(facts: &Facts, status: &Value, backups: &Value) -> String 
         warm,
     );
     page.backups(backups);
+    page.slots(status);
     page.proxies(status);
     page.replicas(status);
     page.counters(status);
@@ -227,17 +228,58 @@ impl Page {
                 let archiver = one["name"].as_str().unwrap_or_default();
                 Some((format!(",archiver=\"{archiver}\""), value(one)?))
             });
-            let samples: Vec<_> = samples.collect();
-            if !samples.is_empty() {
-                self.head("gauge", name, help);
-            }
-            for (labels, value) in samples {
-                self.sample(name, &labels, value);
-            }
+            self.gauges(name, help, samples.collect());
+        }
+    }
+
+    /// A gauge of several things, each with labels of its own.
+    fn gauges(&mut self, name: &str, help: &str, samples: Vec<(String, f64)>) {
+        if !samples.is_empty() {
+            self.head("gauge", name, help);
+        }
+        for (labels, value) in samples {
+            self.sample(name, &labels, value);
         }
     }
 
     /// The proxies that are connected to the active's agent, together.
+    /// Replication slots, as the active sees them.
+    fn slots(&mut self, status: &Value) {
+        let Some(slots) = status["slots"].as_array().filter(|all| !all.is_empty()) else {
+            return;
+        };
+        let flag = |holds: bool| Some(f64::from(u8::from(holds)));
+        type Told<'a> = (&'a str, &'a str, &'a dyn Fn(&Value) -> Option<f64>);
+        let told: [Told<'_>; 3] = [
+            (
+                "understudy_slot_held_bytes",
+                "Log that is kept for a replication slot",
+                &|slot| slot["held_bytes"].as_f64(),
+            ),
+            (
+                "understudy_slot_active",
+                "1 if somebody reads from the slot",
+                &|slot| slot["active"].as_bool().and_then(flag),
+            ),
+            (
+                "understudy_slot_lost",
+                "1 if PostgreSQL gave the slot up, because it held too much log",
+                &|slot| {
+                    slot["wal_status"]
+                        .as_str()
+                        .and_then(|is| flag(is == "lost"))
+                },
+            ),
+        ];
+        for (name, help, value) in told {
+            let samples = slots.iter().filter_map(|slot| {
+                let label = slot["slot_name"].as_str().unwrap_or_default();
+                Some((format!(",slot=\"{label}\""), value(slot)?))
+            });
+            self.gauges(name, help, samples.collect());
+        }
+    }
+
     fn proxies(&mut self, status: &Value) {
         let Some(proxies) = status["proxies"].as_array() else {
             return;
@@ -423,6 +465,23 @@ mod tests {
             "understudy_replica_up{scope=\"main\",name=\"north\",zone=\"0\",address=\"127.0.0.1:7101\"} 1",
             "understudy_replica_round_trip_seconds{scope=\"main\",name=\"north\",zone=\"0\",address=\"127.0.0.1:7101\"} 0.002",
             "understudy_storage_stale_reads_total{scope=\"main\",name=\"north\"} 3",
+        ] {
+            assert!(text.lines().any(|l| l == line), "{line}\n{text}");
+        }
+    }
+
+    #[test]
+    fn slots_tell_what_they_hold() {
+        let text = page(&json!({ "role": "active", "state": "serving", "slots": [
+            { "slot_name": "cdc", "active": true, "held_bytes": 1024, "wal_status": "reserved" },
+            { "slot_name": "old", "active": false, "held_bytes": null, "wal_status": "lost" },
+        ] }));
+        let of = |slot: &str| format!("{{scope=\"main\",name=\"north\",slot=\"{slot}\"}}");
+        for line in [
+            format!("understudy_slot_held_bytes{} 1024", of("cdc")),
+            format!("understudy_slot_active{} 1", of("cdc")),
+            format!("understudy_slot_active{} 0", of("old")),
+            format!("understudy_slot_lost{} 1", of("old")),
         ] {
             assert!(text.lines().any(|l| l == line), "{line}\n{text}");
         }

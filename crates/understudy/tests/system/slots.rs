@@ -1,11 +1,16 @@
 //! Replication slots go through takeovers: subscribers and readers of changes miss nothing, and get nothing that was lost.
 
 use std::collections::BTreeSet;
+use std::path::Path;
+use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
 use cluster::clients::session::connect;
+use cluster::programs;
 use cluster::stock::Stock;
+use tokio::time::Instant;
 use tokio_postgres::Client;
+use tokio_postgres::error::SqlState;
 
 use crate::backups::{take_over, wanted};
 use crate::stage::{Stage, TIMEOUT};
@@ -17,9 +22,14 @@ const TAKEOVERS: (&str, u32) = ("UNDERSTUDY_TEST_TAKEOVERS", 2);
 /// A row of the ledger: the client, and the number of its transaction.
 type Row = (i32, i64);
 
-async fn decoding(test: &str) -> Result<Stage> {
+async fn decoding(test: &str, bin: &Path) -> Result<Stage> {
     Stage::with_options(test, &["north", "south"], |options| {
-        let parameters = [("wal_level", "logical"), ("checkpoint_timeout", "30s")];
+        options.bin = bin.to_owned();
+        let parameters = [
+            ("wal_level", "logical"),
+            ("checkpoint_timeout", "30s"),
+            ("max_prepared_transactions", "5"),
+        ];
         let parameters = parameters.map(|(name, value)| (name.to_owned(), value.to_owned()));
         options.parameters.extend(parameters);
     })
@@ -62,12 +72,11 @@ fn attached_afresh(stage: &Stage) -> Result<usize> {
 
 /// Rows of the ledger that a slot of `test_decoding` has, each time in the order of its client.
 async fn consume(client: &Client, slot: &str) -> Result<Vec<Row>> {
-    let sql = "SELECT data FROM pg_logical_slot_get_changes($1, NULL, NULL) WHERE data LIKE 'table public.understudy_ledger: INSERT:%'";
-    // A new active moves it forward first, and nobody else can use it meanwhile.
-    let look = async || Ok(client.query(sql, &[&slot]).await?);
     let mut found = Vec::new();
-    for row in until("the slot can be read", look, |_| true).await? {
-        let text: String = row.get(0);
+    for text in lines(client, slot).await? {
+        if !text.starts_with("table public.understudy_ledger: INSERT:") {
+            continue;
+        }
         let value = |field: &str| {
             let (_, behind) = text.split_once(field)?;
             behind.split(' ').next()?.parse::<i64>().ok()
@@ -94,7 +103,12 @@ async fn consume(client: &Client, slot: &str) -> Result<Vec<Row>> {
 #[tokio::test(flavor = "multi_thread")]
 #[ignore = "system test: make test-system"]
 async fn a_subscription_and_a_reader_miss_nothing_over_takeovers() -> Result<()> {
-    let mut stage = decoding("slots").await?;
+    miss_nothing("slots", &programs::find(None)?).await
+}
+
+/// The test, with these programs of PostgreSQL.
+pub async fn miss_nothing(test: &str, bin: &Path) -> Result<()> {
+    let mut stage = decoding(test, bin).await?;
     let publisher = active(&mut stage).await?;
     for made in [
         "CREATE PUBLICATION ledger FOR TABLE understudy_ledger WITH (publish = 'insert')",
@@ -212,4 +226,132 @@ async fn follow(stage: &mut Stage) -> Result<()> {
     };
     until("the standby has the slots", look, |same| *same).await?;
     Ok(())
+}
+
+/// What a slot of `test_decoding` has, line by line.
+async fn lines(client: &Client, slot: &str) -> Result<Vec<String>> {
+    let sql = "SELECT data FROM pg_logical_slot_get_changes($1, NULL, NULL)";
+    let deadline = Instant::now() + TIMEOUT;
+    loop {
+        match client.query(sql, &[&slot]).await {
+            Ok(rows) => return Ok(rows.iter().map(|row| row.get(0)).collect()),
+            // A new active moves it forward first, and nobody else can use it meanwhile.
+            Err(error) if error.code() == Some(&SqlState::OBJECT_IN_USE) => {
+                ensure!(Instant::now() < deadline, "{error}");
+                tokio::time::sleep(Duration::from_millis(200)).await;
+            }
+            Err(error) => return Err(error.into()),
+        }
+    }
+}
+
+fn has(lines: &[String], what: &str) -> bool {
+    lines.iter().any(|line| line.contains(what))
+}
+
+// SL2
+#[tokio::test(flavor = "multi_thread")]
+#[ignore = "system test: make test-system"]
+async fn slots_go_through_planned_work_and_prepared_transactions_are_decoded_once() -> Result<()> {
+    let mut stage = decoding("planned", &programs::find(None)?).await?;
+    let client = active(&mut stage).await?;
+    for made in [
+        "CREATE TABLE kept (n integer)",
+        "SELECT pg_create_logical_replication_slot('prepared', 'test_decoding', false, true)",
+        "SELECT pg_create_logical_replication_slot('gone', 'test_decoding', true)",
+        "SELECT pg_create_physical_replication_slot('copy', true)",
+    ] {
+        client.batch_execute(made).await?;
+    }
+    client
+        .batch_execute("BEGIN; INSERT INTO kept VALUES (1); PREPARE TRANSACTION 'p1'")
+        .await?;
+    let before = lines(&client, "prepared").await?;
+    ensure!(has(&before, "PREPARE TRANSACTION 'p1'"), "{before:?}");
+    // So that what was read is read.
+    client.batch_execute("CHECKPOINT").await?;
+    take_over(&mut stage, 1).await?;
+    let client = active(&mut stage).await?;
+    client.batch_execute("COMMIT PREPARED 'p1'").await?;
+    let after = lines(&client, "prepared").await?;
+    ensure!(has(&after, "COMMIT PREPARED 'p1'"));
+    ensure!(
+        !has(&after, "PREPARE TRANSACTION 'p1'") && !has(&after, "table public.kept"),
+        "twice"
+    );
+    // The slot of the session went with its server, and its name is free.
+    let again = "SELECT pg_create_logical_replication_slot('gone', 'test_decoding')";
+    client.batch_execute(again).await?;
+    let wanted = names(&client).await?;
+
+    let config = stage.cluster.node("north")?.config.display().to_string();
+    stage
+        .cluster
+        .run(&["switchover", "--config", &config])
+        .await?;
+    let now = names(&active(&mut stage).await?).await?;
+    ensure!(now == wanted, "{now:?}");
+    let (serves, _) = roles(&mut stage).await?;
+    let restart = ["restart", serves.as_str(), "--config", &config];
+    stage.cluster.run(&restart).await?;
+    let client = active(&mut stage).await?;
+    let now = names(&client).await?;
+    ensure!(now == wanted, "{now:?}");
+    ensure!(has(
+        &lines(&client, "gone").await?,
+        "table public.understudy_ledger: INSERT:"
+    ));
+    stage.commits(50).await?;
+    stage.end().await
+}
+
+// SL3
+#[tokio::test(flavor = "multi_thread")]
+#[ignore = "system test: make test-system"]
+async fn a_cluster_that_subscribes_gets_each_change_once() -> Result<()> {
+    let mut stage = Stage::set("subscribes").await?;
+    let directory = stage.path().join("publisher");
+    let bin = stage.cluster.options().bin.clone();
+    let parameters = vec![("wal_level".to_owned(), "logical".to_owned())];
+    let stock = Stock::start(&directory, &bin, parameters).await?;
+    let publisher = connect(&stock.server().config()).await?;
+    publisher
+        .batch_execute("CREATE TABLE told (n integer); CREATE PUBLICATION told FOR TABLE told")
+        .await?;
+    let subscription = format!(
+        "CREATE SUBSCRIPTION told CONNECTION 'host=127.0.0.1 port={} user=postgres dbname=postgres' PUBLICATION told",
+        stock.server().port
+    );
+    let client = active(&mut stage).await?;
+    client
+        .batch_execute("CREATE TABLE told (n integer)")
+        .await?;
+    client.batch_execute(&subscription).await?;
+    let config = stock.server().config();
+    let tells = tokio::spawn(async move {
+        let client = connect(&config).await?;
+        for n in 0..3000 {
+            client
+                .execute("INSERT INTO told VALUES ($1)", &[&n])
+                .await?;
+            tokio::time::sleep(Duration::from_millis(10)).await;
+        }
+        anyhow::Ok(())
+    });
+    take_over(&mut stage, wanted(TAKEOVERS)?).await?;
+    tells.await??;
+    let client = active(&mut stage).await?;
+    let look = async || {
+        let row = client
+            .query_one("SELECT count(*), count(DISTINCT n) FROM told", &[])
+            .await?;
+        Ok((row.get::<_, i64>(0), row.get::<_, i64>(1)))
+    };
+    until("it has every row once", look, |counts| {
+        *counts == (3000, 3000)
+    })
+    .await?;
+    client.batch_execute("DROP SUBSCRIPTION told").await?;
+    drop((publisher, stock));
+    stage.end().await
 }

@@ -13,6 +13,7 @@ use anyhow::{Context, Result, ensure};
 use cluster::clients::session::connect;
 use cluster::programs;
 
+use crate::slots;
 use crate::stage::{Stage, TIMEOUT};
 
 #[tokio::test(flavor = "multi_thread")]
@@ -31,6 +32,24 @@ async fn postgresql_17_loses_nothing() -> Result<()> {
 #[ignore = "system test: make test-versions"]
 async fn postgresql_18_loses_nothing() -> Result<()> {
     loses_nothing(18).await
+}
+
+#[tokio::test(flavor = "multi_thread")]
+#[ignore = "system test: make test-versions"]
+async fn postgresql_16_keeps_slots() -> Result<()> {
+    slots::miss_nothing("slots-16", &programs_of(16)?).await
+}
+
+#[tokio::test(flavor = "multi_thread")]
+#[ignore = "system test: make test-versions"]
+async fn postgresql_17_keeps_slots() -> Result<()> {
+    slots::miss_nothing("slots-17", &programs_of(17)?).await
+}
+
+#[tokio::test(flavor = "multi_thread")]
+#[ignore = "system test: make test-versions"]
+async fn postgresql_18_keeps_slots() -> Result<()> {
+    slots::miss_nothing("slots-18", &programs_of(18)?).await
 }
 
 /// The programs are exchanged under running servers, as a package manager does, and the cluster is

@@ -31,8 +31,11 @@ pub(crate) struct Publisher<'a, A> {
 }
 
 impl<A: FnMut() -> FileId> Publisher<'_, A> {
-    /// Publishes a private path, if there is something at it.
+    /// Publishes a private path, if there is something at it that an active shares.
     pub fn publish(&mut self, path: &str) -> Result<()> {
+        if self.layout.class(path) == FileClass::Private {
+            return Ok(());
+        }
         match self.private.lookup(path) {
             Err(Error::NotFound) => Ok(()),
             Err(e) => Err(e),
@@ -41,10 +44,10 @@ impl<A: FnMut() -> FileId> Publisher<'_, A> {
         }
     }
 
-    /// Publishes the files of a private directory that the shared one has not.
+    /// Publishes what a private directory has and the shared one has not.
     pub fn add(&mut self, directory: &str) -> Result<()> {
         for entry in self.private.list(directory)? {
-            if entry.kind == FileKind::File && self.namespace.resolve(&entry.path).is_err() {
+            if self.namespace.resolve(&entry.path).is_err() {
                 self.publish(&entry.path)?;
             }
         }
@@ -62,33 +65,10 @@ impl<A: FnMut() -> FileId> Publisher<'_, A> {
             Ok(id) => id,
             Err(_) => self.create(path, attr)?,
         };
-        self.clear(id)?;
+        let cleared = clear(&mut self.namespace, id, self.now)?;
+        self.ops.extend(cleared);
         for entry in self.private.list(path)? {
             self.publish(&entry.path)?;
-        }
-        Ok(())
-    }
-
-    /// Removes everything in a directory.
-    fn clear(&mut self, dir: FileId) -> Result<()> {
-        let names = self.namespace.directory(dir)?.clone();
-        for (name, id) in &names {
-            let (parent, name, at) = (dir, name.to_vec(), self.now);
-            if self.namespace.inode(*id)?.kind == FileKind::Directory {
-                self.clear(*id)?;
-                self.apply(Op::RemoveDirectory { parent, name, at })?;
-                continue;
-            }
-            let retain = false;
-            self.apply(Op::Unlink {
-                parent,
-                name,
-                retain,
-                at,
-            })?;
-            if !self.namespace.inode(*id)?.is_linked() {
-                self.apply(Op::Forget { id: *id })?;
-            }
         }
         Ok(())
     }
@@ -139,4 +119,46 @@ impl<A: FnMut() -> FileId> Publisher<'_, A> {
         })?;
         Ok(id)
     }
+}
+
+/// Removes everything in a directory. Returns the operations, which are applied.
+pub(crate) fn clear(namespace: &mut Namespace, dir: FileId, now: Timestamp) -> Result<Vec<Op>> {
+    let mut ops = Vec::new();
+    for (name, id) in namespace.directory(dir)?.clone() {
+        let name = name.to_vec();
+        if namespace.inode(id)?.kind != FileKind::Directory {
+            ops.extend(unlink(namespace, dir, name, id, now)?);
+            continue;
+        }
+        ops.extend(clear(namespace, id, now)?);
+        let (parent, at) = (dir, now);
+        let remove = Op::RemoveDirectory { parent, name, at };
+        namespace.apply(&remove)?;
+        ops.push(remove);
+    }
+    Ok(ops)
+}
+
+/// Removes a name of a file, and the file with its last one. Returns the operations, which are applied.
+pub(crate) fn unlink(
+    namespace: &mut Namespace,
+    parent: FileId,
+    name: Vec<u8>,
+    id: FileId,
+    at: Timestamp,
+) -> Result<Vec<Op>> {
+    let retain = false;
+    let mut ops = vec![Op::Unlink {
+        parent,
+        name,
+        retain,
+        at,
+    }];
+    namespace.apply(&ops[0])?;
+    if !namespace.inode(id)?.is_linked() {
+        let forget = Op::Forget { id };
+        namespace.apply(&forget)?;
+        ops.push(forget);
+    }
+    Ok(ops)
 }

@@ -119,7 +119,7 @@ impl Keeper {
 }
 
 /// The files with the states of slots: each change of a state makes a new one.
-fn files(names: &Namespace) -> Vec<u64> {
+pub(super) fn files(names: &Namespace) -> Vec<u64> {
     let Ok(slots) = names.resolve(SLOTS).and_then(|id| names.directory(id)) else {
         return Vec::new();
     };

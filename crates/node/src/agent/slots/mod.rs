@@ -14,6 +14,7 @@
 //! stored ones before.
 
 mod compare;
+pub(super) mod guard;
 mod keeper;
 mod server;
 
@@ -25,17 +26,21 @@ use dax::storage::Storage;
 use pgdata::layout::{DECODING_SNAPSHOTS, LOG, SLOTS};
 use pgdata::segment::{SegmentName, SegmentSize};
 use pgdata::slot::{STATE_FILE, Slot};
+use volume::latest::Latest;
 use volume::lsn::Lsn;
 use volume::namespace::Namespace;
 use volume::private::PrivateDir;
+use volume::view::Timestamp;
 
 use self::compare::Step;
 pub(super) use self::keeper::{Differs, Keeper};
 use self::server::Server;
 use super::context::Context;
-use super::error::{AgentError, Result};
+use super::error::Result;
 use super::standby::{Standby, put, read_live};
 
+/// A state that was being written.
+const UNFINISHED_FILE: &[u8] = b"state.tmp";
 /// How long a standby's server may take to answer at a takeover, when clients wait.
 const WITHIN: Duration = Duration::from_secs(2);
 /// How often a slot of a promoted server is tried to be moved, and how long after a failure.
@@ -63,12 +68,42 @@ async fn stored(storage: &Arc<dyn Storage>, names: &Namespace) -> Result<Vec<Sto
             continue;
         };
         let file = read_live(storage, names, state).await?;
-        let name = String::from_utf8_lossy(name);
-        let slot = Slot::parse(&file)
-            .map_err(|why| AgentError::Refused(format!("{SLOTS}/{name}/{STATE_FILE}: {why}")))?;
-        found.extend(slot.map(|slot| Stored { slot, file }));
+        match Slot::parse(&file) {
+            Ok(slot) => found.extend(slot.map(|slot| Stored { slot, file })),
+            // The database is worth more than a slot.
+            Err(why) => {
+                let name = String::from_utf8_lossy(name);
+                tracing::error!(%why, "the slot {name} cannot be read, and is left out");
+            }
+        }
     }
     Ok(found)
+}
+
+/// Removes what a server that starts on the stored slots would remove, and one that runs does not: slots of sessions that are
+/// gone, and what was not completed. Their names could not be used again, and no state be written.
+pub(super) async fn remove_unfinished(latest: &mut Latest, now: Timestamp) -> Result<()> {
+    let names = latest.namespace().clone();
+    let Ok(slots) = names.resolve(SLOTS) else {
+        return Ok(());
+    };
+    for (name, id) in names.directory(slots)? {
+        if names.lookup(*id, UNFINISHED_FILE).is_ok() {
+            latest.remove_file(*id, UNFINISHED_FILE, now)?;
+        }
+        let is_kept = match names.lookup(*id, STATE_FILE.as_bytes()) {
+            Ok(_) if name.ends_with(b".tmp") => false,
+            Ok(state) => {
+                let file = read_live(latest.storage(), &names, state).await?;
+                !matches!(Slot::parse(&file), Ok(None))
+            }
+            Err(_) => false,
+        };
+        if !is_kept && names.directory(*id).is_ok() {
+            latest.remove_tree(slots, name, now)?;
+        }
+    }
+    Ok(())
 }
 
 /// Puts copies of the stored slots where a standby's server finds them at its start, with what decoding begins from. Returns

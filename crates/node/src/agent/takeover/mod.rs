@@ -46,6 +46,7 @@ use crate::agent::active::{Active, LogOrder};
 use crate::agent::context::Context;
 use crate::agent::error::{AgentError, Result};
 use crate::agent::pulse::Pulse;
+use crate::agent::slots;
 use crate::agent::standby::Standby;
 
 /// Time between two rounds of making way for redo.
@@ -181,6 +182,7 @@ pub(crate) async fn fix_log(
     let now = SystemTime::now().into();
     log_tail::cut_behind(latest, tail.end, size, now)?;
     latest.make_needed_directories(context.layout.as_ref(), now)?;
+    slots::remove_unfinished(latest, now).await?;
     latest.log_is_fixed();
     latest.commit().await?;
     Ok(tail)
