@@ -16,20 +16,20 @@ pub const STATE_FILE: &str = "state";
 
 const MAGIC: u32 = 0x0105_1CA1;
 const HEADER_BYTES: usize = 16;
-/// What the checksum does not cover: itself, and the magic number.
+/// Bytes before those that the checksum covers: itself, and the magic number.
 const UNCHECKED_BYTES: usize = 8;
 const NAME_BYTES: usize = 64;
 
-/// What a slot decodes.
+/// A slot's decoding.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Decoding {
     /// The database's object id.
     pub database: u32,
     /// The output plugin.
     pub plugin: String,
-    /// Whether prepared transactions are decoded when they are prepared.
+    /// True if prepared transactions are decoded when they are prepared.
     pub two_phase: bool,
-    /// What was confirmed.
+    /// The position that was confirmed.
     pub confirmed: Lsn,
 }
 

@@ -81,7 +81,7 @@ pub(crate) struct Active {
     pub log: LogOrder,
     /// Which run of PostgreSQL it is, if the server has said so.
     pub started: Option<ServerStarted>,
-    /// What goes on behind the takeover.
+    /// Tasks that go on behind the takeover.
     pub tasks: JoinSet<()>,
     // PostgreSQL goes before the mount that it works on.
     pub postgres: Postgres,

@@ -341,16 +341,6 @@ impl<'a> Follower<'a> {
         self.tell(Event::MustReattach(why));
     }
 
-    /// Attaches afresh with the active's slots, now and then at most: clients read here.
-    fn judge_slots(&self) {
-        let differs = self.slots_differ.lock().take();
-        if let Some(why) = differs
-            && self.context.skips.may_attach_for_slots()
-        {
-            self.must_reattach(why);
-        }
-    }
-
     /// Somebody else owns the volume: this node goes on as that one's standby.
     fn superseded(&mut self) {
         self.is_over = true;

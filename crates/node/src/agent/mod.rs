@@ -16,6 +16,7 @@ mod controls;
 pub(crate) mod driver;
 pub(crate) mod error;
 mod feedback;
+mod files;
 mod follow;
 mod life;
 mod log;

@@ -107,7 +107,7 @@ const SLOTS_EVERY: Duration = Duration::from_secs(600);
 /// Skips of a node so far, and the blocks that its last standby held.
 #[derive(Debug, Default)]
 pub(crate) struct Skips {
-    /// When a standby last attached afresh for its slots.
+    /// When a standby last attached again for its slots.
     for_slots: Mutex<Option<Instant>>,
     told: Mutex<Told>,
     hot: Mutex<Vec<BlockKey>>,
@@ -131,7 +131,7 @@ impl Skips {
         told.last_unix_ms = Some(unix_ms());
     }
 
-    /// True if a standby may attach afresh for its slots; that counts then.
+    /// True if a standby may attach again for its slots; that counts then.
     pub fn may_attach_for_slots(&self) -> bool {
         let mut last = self.for_slots.lock();
         let may = last.is_none_or(|at| at.elapsed() >= SLOTS_EVERY);

@@ -26,6 +26,7 @@ use super::active::proxied::run_of;
 use super::active::{Active, LogOrder, read_control};
 use super::context::{Context, SAY_WITHIN};
 use super::error::{AgentError, Result};
+use super::files;
 use super::life::{Body, Life, Sight};
 use super::pulse::Pulse;
 use super::slots;
@@ -155,11 +156,13 @@ async fn become_active(
     };
     takeover::replay(standby, latest.namespace().clone(), tail).await?;
     let size = context.layout.segment_size();
-    let agreed = slots::agree(standby, latest.namespace(), size).await;
+    let names = latest.namespace();
+    let postgres = standby.postgres.options();
+    let agreed = slots::agree(&standby.storage, names, &standby.slots, postgres, size).await;
     let (standby, question, catch_up) = match agreed {
         Ok(catch_up) => (&mut **standby, question, catch_up),
         Err(why) => {
-            tracing::info!(why, "attaching afresh with the active's slots");
+            tracing::info!(why, "attaching again, with the active's slots");
             let (standby, question) = reattach(context, life, &latest, tail).await?;
             (standby, question, None)
         }
@@ -357,7 +360,7 @@ impl Direct {
         pinned.extend(context.ordered_settings(&configuration));
         let options = context.start_options(&pinned);
         let file = context.node_file(&options, &configuration);
-        standby::put(context, &private, NODE_FILE, &file)?;
+        files::put(context, &private, NODE_FILE, &file)?;
         let postgres = Postgres::start(&context.installation, options).await?;
         let session = postgres.wait_ready(START_WITHIN).await?;
         let started = run_of(&session).await;

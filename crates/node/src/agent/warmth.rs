@@ -26,7 +26,7 @@ use serde::Serialize;
 use volume::standby::{Residence, StandbyView};
 
 use super::error::Result;
-use super::standby::read_live;
+use super::files::read_live;
 
 /// How often it is looked for new lists, and counted.
 const LOOK_EVERY: Duration = Duration::from_secs(5);

@@ -58,13 +58,13 @@ async fn names(client: &Client) -> Result<Vec<String>> {
     Ok(rows.iter().map(|row| row.get(0)).collect())
 }
 
-/// How often a node has attached afresh for the slots, by its log.
-fn attached_afresh(stage: &Stage) -> Result<usize> {
+/// How often a node has attached again for the slots, by its log.
+fn attached_again(stage: &Stage) -> Result<usize> {
     let mut count = 0;
     for name in stage.cluster.names() {
         let log = std::fs::read_to_string(stage.path().join(format!("logs/{name}.log")))?;
         count += log
-            .matches("attaching afresh with the active's slots")
+            .matches("attaching again, with the active's slots")
             .count();
     }
     Ok(count)
@@ -142,7 +142,7 @@ pub async fn miss_nothing(test: &str, bin: &Path) -> Result<()> {
         consumed.extend(more);
     }
     ensure!(
-        attached_afresh(&stage)? == 0,
+        attached_again(&stage)? == 0,
         "the standbys' slots could follow"
     );
     // One that was made just now, and one that was dropped: no standby knows of it.
@@ -157,7 +157,7 @@ pub async fn miss_nothing(test: &str, bin: &Path) -> Result<()> {
     take_over(&mut stage, 1).await?;
     let client = active(&mut stage).await?;
     ensure!(names(&client).await? == changed, "{changed:?}");
-    ensure!(attached_afresh(&stage)? == 1);
+    ensure!(attached_again(&stage)? == 1);
     ensure!(!consume(&client, "late").await?.is_empty());
 
     let history = stage.load.take().context("no load")?.stop().await;
@@ -228,7 +228,7 @@ async fn follow(stage: &mut Stage) -> Result<()> {
     Ok(())
 }
 
-/// What a slot of `test_decoding` has, line by line.
+/// Changes that a slot of `test_decoding` has, line by line.
 async fn lines(client: &Client, slot: &str) -> Result<Vec<String>> {
     let sql = "SELECT data FROM pg_logical_slot_get_changes($1, NULL, NULL)";
     let deadline = Instant::now() + TIMEOUT;

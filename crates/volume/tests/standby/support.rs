@@ -89,6 +89,14 @@ impl Layout for TestLayout {
     fn published_at_switch(&self) -> Vec<String> {
         vec!["global/pg_control".into(), "pg_twophase".into()]
     }
+
+    fn added_at_switch(&self) -> Vec<String> {
+        vec!["pg_logical/snapshots".into()]
+    }
+
+    fn needed_directories(&self) -> Vec<String> {
+        vec!["slots.conf".into()]
+    }
 }
 
 /// One volume and its nodes' local disks.
@@ -271,7 +279,10 @@ impl Database {
 
     /// Creates a file with this content.
     pub async fn put(&self, path: &str, data: &[u8]) -> Ino {
-        let ino = self.create(path).unwrap().ino;
+        let ino = self
+            .create(path)
+            .unwrap_or_else(|e| panic!("{path}: {e}"))
+            .ino;
         self.write(path, 0, data).await.unwrap();
         ino
     }

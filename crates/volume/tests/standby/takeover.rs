@@ -11,7 +11,7 @@ use volume::lsn::Lsn;
 use volume::seal::load_seals;
 use volume::view::View;
 
-use super::support::{BLOCK, Database, NOW, Volume, blocks, shared};
+use super::support::{BLOCK, Database, NOW, TestLayout, Volume, blocks, shared};
 
 #[tokio::test]
 async fn the_view_becomes_the_volume_and_the_dead_actives_later_work_does_not() {
@@ -137,6 +137,11 @@ async fn private_state_is_published_where_the_layout_says_so() {
     standby.put("pg_twophase/0002", b"both, mine").await;
     standby.put("pg_twophase/0004", &[4; 5000]).await;
     standby.put("base/5/pg_internal.init", b"cache").await;
+    standby.put("pg_logical/snapshots/s1", b"another").await;
+    standby.put("pg_logical/snapshots/s2", b"mine").await;
+    standby.mkdir("pg_logical/snapshots/own").unwrap();
+    let private = "pg_logical/snapshots/own/pg_internal.init";
+    standby.put(private, b"cache").await;
 
     let (_, next) = volume.take_over(&view).await;
     assert_eq!(next.read("global/pg_control").await.unwrap(), [3; 8192]);
@@ -144,6 +149,7 @@ async fn private_state_is_published_where_the_layout_says_so() {
     assert_eq!(next.read("pg_twophase/0002").await.unwrap(), b"both, mine");
     assert_eq!(next.read("pg_twophase/0004").await.unwrap(), [4; 5000]);
     assert_eq!(next.read("pg_logical/snapshots/s1").await.unwrap(), b"slot");
+    assert_eq!(next.read("pg_logical/snapshots/s2").await.unwrap(), b"mine");
     assert_eq!(
         next.read("base/5/pg_internal.init").await.unwrap(),
         b"cache",
@@ -157,6 +163,42 @@ async fn private_state_is_published_where_the_layout_says_so() {
     let base = volume::seal::Base::load(&stored, &seal).await.unwrap();
     assert!(base.namespace.resolve("pg_twophase/0004").is_ok());
     assert!(base.namespace.resolve("pg_twophase/0003").is_err());
+}
+
+#[tokio::test]
+async fn a_new_owner_makes_what_is_needed_and_removes_what_was_not_completed() {
+    let volume = Volume::new();
+    let (old, active) = volume.init().await;
+    for directory in ["base/5/1000", "base/5/1000/deep"] {
+        active.mkdir(directory).unwrap();
+    }
+    active.put("base/5/1000/deep/file", b"one").await;
+    active.put("base/5/1000/file", b"two").await;
+    active.put("base/5/kept", b"three").await;
+    active.seal(100).await;
+    old.crash(|_| true);
+
+    let storage = shared(&volume.owning("next").await);
+    let mut latest = Latest::recover(storage.clone(), NOW).await.unwrap();
+    let id = |latest: &Latest, path: &str| latest.namespace().resolve(path);
+    latest.make_needed_directories(&TestLayout, NOW).unwrap();
+    let made = id(&latest, "slots.conf").unwrap();
+    latest.make_needed_directories(&TestLayout, NOW).unwrap();
+    assert_eq!(
+        id(&latest, "slots.conf").unwrap(),
+        made,
+        "it is there already"
+    );
+    let directory = id(&latest, "base/5").unwrap();
+    latest.remove_tree(directory, b"1000", NOW).unwrap();
+    latest.remove_file(directory, b"kept", NOW).unwrap();
+    assert!(latest.remove_file(directory, b"kept", NOW).is_err());
+    latest.commit().await.unwrap();
+
+    let again = shared(&volume.owning("again").await);
+    let latest = Latest::recover(again, NOW).await.unwrap();
+    assert!(id(&latest, "slots.conf").is_ok());
+    assert!(id(&latest, "base/5/1000").is_err() && id(&latest, "base/5/kept").is_err());
 }
 
 // Rule 5 and section 5 step 6: what redo left in the log's directory is not the volume's.

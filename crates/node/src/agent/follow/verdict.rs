@@ -11,6 +11,16 @@ use super::{Follower, POLL_WAITING};
 use crate::machine::{Event, Machine};
 
 impl Follower<'_> {
+    /// Attaches again for the active's slots, once in a while at most: clients read here.
+    pub(super) fn judge_slots(&self) {
+        let differs = self.slots_differ.lock().take();
+        if let Some(why) = differs
+            && self.context.skips.may_attach_for_slots()
+        {
+            self.must_reattach(why);
+        }
+    }
+
     /// How long until the verdict, the base, or this node's turn may come by itself.
     pub(super) fn wake(&self) -> Duration {
         let now = self.context.now();

@@ -1,4 +1,4 @@
-//! What a standby's server must do so that its slots are those of the active (pure).
+//! Steps that a standby's server takes so that its slots are those of the active (pure).
 //!
 //! Invariant: a slot never goes further than the stored one, and what cannot be made equal by moving slots forward or
 //! dropping them is said to differ. A server that is started on copies of the stored slots always agrees with them.

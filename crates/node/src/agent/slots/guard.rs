@@ -34,7 +34,7 @@ pub(crate) struct Held {
     held_bytes: Option<u64>,
 }
 
-/// What is told for the node's status.
+/// The slots, for the node's status.
 pub(crate) type Told = Arc<Mutex<Vec<Held>>>;
 
 /// Looks until it is aborted, at the PostgreSQL that was started with these options.
@@ -64,7 +64,7 @@ pub(crate) async fn run(
                 slot = name,
                 held_bytes,
                 free_bytes = space.free_bytes,
-                "the slot is dropped, because the log that it holds fills the zones; its subscriber has to begin anew"
+                "the slot is dropped, because the log that it holds fills the zones; its subscriber has to start over"
             );
             let give_up = async |session: &Session| session.give_up_slot(name).await;
             asking.ask("that it dropped a slot", give_up).await;

@@ -25,7 +25,7 @@ use crate::agent::error::Result;
 const LOOK_EVERY: Duration = Duration::from_secs(2);
 /// Log that a slot passes at once: a statement that takes long is cancelled when it holds redo up.
 const PART_BYTES: u64 = 8 << 20;
-/// How long slots must differ before the standby attaches afresh: many live for seconds only.
+/// How long slots must differ before the standby attaches again: many live for seconds only.
 const DIFFERS_FOR: Duration = Duration::from_secs(10);
 
 /// Why the standby's slots cannot follow those of the active, if they have not been able to for long.

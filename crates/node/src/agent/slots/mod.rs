@@ -3,12 +3,12 @@
 //! ```text
 //!   the active's server ── writes each slot's state ──▶ shared storage ── copied at an attach ──▶ the standby's server
 //!                                                             └── read now and then: move forward, drop ──▶ (keeper)
-//!                                                             └── read once more at a takeover ──▶ agree, or attach afresh
+//!                                                             └── read once more at a takeover ──▶ agree, or attach again
 //! ```
 //!
 //! A server reads slots at its start only. What is stored is what a crash of the active would leave, so a server that starts on a
 //! copy goes on as PostgreSQL goes on after a crash. One that runs follows by moving its copies forward. Where it cannot follow, a
-//! takeover begins anew from the last seal: slower, and never with other slots.
+//! takeover starts over from the last seal: slower, and never with other slots.
 //!
 //! Invariant: no server is promoted whose slots are not those that are stored, or that are further; and nothing is written to the
 //! stored ones before.
@@ -26,6 +26,7 @@ use dax::storage::Storage;
 use pgdata::layout::{DECODING_SNAPSHOTS, LOG, SLOTS};
 use pgdata::segment::{SegmentName, SegmentSize};
 use pgdata::slot::{STATE_FILE, Slot};
+use pgserver::StartOptions;
 use volume::latest::Latest;
 use volume::lsn::Lsn;
 use volume::namespace::Namespace;
@@ -37,7 +38,7 @@ pub(super) use self::keeper::{Differs, Keeper};
 use self::server::Server;
 use super::context::Context;
 use super::error::Result;
-use super::standby::{Standby, put, read_live};
+use super::files::{put, read_live};
 
 /// A state that was being written.
 const UNFINISHED_FILE: &[u8] = b"state.tmp";
@@ -154,21 +155,22 @@ fn oldest_log(names: &Namespace, size: SegmentSize) -> Lsn {
 /// left to [`CatchUp`]. Returns it.
 ///
 /// # Errors
-/// Why they differ still: a server that attaches afresh has them.
+/// Why they differ still: a server that attaches again has them.
 pub(super) async fn agree(
-    standby: &Standby,
+    storage: &Arc<dyn Storage>,
     names: &Namespace,
+    copied: &BTreeSet<String>,
+    postgres: &StartOptions,
     size: SegmentSize,
 ) -> Result<Option<CatchUp>, String> {
-    let stored = stored(&standby.storage, names).await;
+    let stored = stored(storage, names).await;
     let stored = stored.map_err(|error| error.to_string())?;
-    let copied = &standby.slots;
     if stored.is_empty() && copied.is_empty() {
         return Ok(None);
     }
     let stored: Vec<Slot> = stored.into_iter().map(|one| one.slot).collect();
     let oldest = oldest_log(names, size);
-    let mut server = Server::new(standby.postgres.options());
+    let mut server = Server::new(postgres);
     let agreed = async {
         let steps = server.steps(&stored, copied, oldest).await?;
         for step in steps.iter().filter(|step| !step.decodes()) {
@@ -190,7 +192,7 @@ pub(super) async fn agree(
     }
 }
 
-/// What slots of a promoted server that decode have yet to pass: a subscriber has confirmed it, and rows of the catalogs that it
+/// The rest of the way for slots of a promoted server that decode: a subscriber has confirmed it, and rows of the catalogs that it
 /// was decoded with may be gone. Nobody else can use a slot while it moves.
 pub(super) struct CatchUp {
     server: Server,

@@ -47,7 +47,7 @@ impl Server {
         }
     }
 
-    /// What leads from the server's slots to the stored ones.
+    /// Steps from the server's slots to the stored ones.
     ///
     /// # Errors
     /// [`Trouble`]
@@ -64,7 +64,7 @@ impl Server {
     /// Takes a step, as far as the server has replayed.
     ///
     /// # Errors
-    /// What the server said.
+    /// The server's.
     pub(super) async fn take(&mut self, step: &Step) -> Result<(), PostgresError> {
         match step {
             Step::Advance { name, to, .. } => {
