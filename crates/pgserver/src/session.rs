@@ -407,7 +407,7 @@ mod tests {
         let run = tempfile::tempdir().unwrap();
         let _silent = tokio::net::UnixListener::bind(run.path().join(".s.PGSQL.5432")).unwrap();
         let within = Duration::from_millis(10);
-        let opened = Session::open_within(within, run.path(), 5432, "postgres").await;
+        let opened = Session::open_within(within, "postgres", run.path(), 5432, "postgres").await;
         let error = opened.unwrap_err();
         assert!(matches!(error, PostgresError::Timeout { .. }), "{error}");
     }

@@ -72,6 +72,8 @@ pub(crate) struct Standby {
     pub prefetcher: Option<Prefetcher>,
     /// Slots that its PostgreSQL was started with.
     pub slots: BTreeSet<String>,
+    /// True if nobody can have changed them since.
+    pub has_last_slots: bool,
 }
 
 /// Chooses the seal to attach at: the last, or the one before it if redo from the last failed (N7).
@@ -206,6 +208,7 @@ pub(crate) async fn attach(
         capacity,
         prefetcher,
         slots,
+        has_last_slots: false,
     })
 }
 

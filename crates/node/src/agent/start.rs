@@ -158,7 +158,10 @@ async fn become_active(
     let size = context.layout.segment_size();
     let names = latest.namespace();
     let postgres = standby.postgres.options();
-    let agreed = slots::agree(&standby.storage, names, &standby.slots, postgres, size).await;
+    let agreed = match standby.has_last_slots {
+        true => Ok(None),
+        false => slots::agree(&standby.storage, names, &standby.slots, postgres, size).await,
+    };
     let (standby, question, catch_up) = match agreed {
         Ok(catch_up) => (&mut **standby, question, catch_up),
         Err(why) => {
@@ -242,7 +245,8 @@ async fn attach_behind(
         end: tail.end,
         timeline: tail.timeline,
     };
-    let standby = attach(context, storage, (base, watch), journal_tail, live, known).await?;
+    let mut standby = attach(context, storage, (base, watch), journal_tail, live, known).await?;
+    standby.has_last_slots = true;
     life.body = Body::Standby(Box::new(standby), known);
     Ok(())
 }

@@ -47,7 +47,9 @@ impl<A: FnMut() -> FileId> Publisher<'_, A> {
     /// Publishes what a private directory has and the shared one has not.
     pub fn add(&mut self, directory: &str) -> Result<()> {
         for entry in self.private.list(directory)? {
-            if self.namespace.resolve(&entry.path).is_err() {
+            // Whoever writes it goes on with a name that leads nowhere.
+            let is_unfinished = entry.name.ends_with(".tmp");
+            if !is_unfinished && self.namespace.resolve(&entry.path).is_err() {
                 self.publish(&entry.path)?;
             }
         }

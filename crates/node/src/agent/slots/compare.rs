@@ -79,13 +79,17 @@ pub(super) fn steps(
         if !is_alike(slot, same) {
             return Err(format!("the slot {name} is another one on the standby"));
         }
-        if !slot.is_invalid && same.restart != Lsn::ZERO && same.restart < oldest {
+        let is_further_back = same.restart != Lsn::ZERO && same.restart < slot.restart;
+        if !slot.is_invalid && is_further_back && same.restart < oldest {
             return Err(format!(
                 "the slot {name} needs log from {} on the standby, and the active needed none before {oldest}",
                 same.restart
             ));
         }
         let (to, at) = (position(slot), position(same));
+        if at == Lsn::ZERO && to > at {
+            return Err(format!("the slot {name} reserves no log on the standby"));
+        }
         match at.cmp(&to) {
             Ordering::Less => steps.push(Step::Advance {
                 name: name.clone(),
@@ -139,6 +143,17 @@ mod tests {
             is_invalid: false,
             decoding: None,
         }
+    }
+
+    #[test]
+    fn a_slot_that_reserved_nothing_when_it_was_copied_differs() {
+        let (now, then) = (physical("copy", 700), physical("copy", 0));
+        let steps = |stored: &Slot, own: &Slot| {
+            let (stored, own) = (stored.clone(), own.clone());
+            steps(&[stored], &[own], &copied(&["copy"]), Lsn(2))
+        };
+        assert!(steps(&now, &then).is_err(), "PostgreSQL does not move it");
+        assert_eq!(steps(&then, &then), Ok(Vec::new()));
     }
 
     fn logical(name: &str, confirmed: u64) -> Slot {

@@ -111,10 +111,17 @@ impl Keeper {
             .server
             .steps(&self.seen.1, &self.copied, oldest)
             .await?;
-        for step in steps.into_iter().flat_map(|step| step.parts(PART_BYTES)) {
-            self.server.take(&step).await?;
+        let mut moved = Ok(());
+        // One that cannot be moved keeps no other.
+        for step in steps {
+            for part in step.parts(PART_BYTES) {
+                if let Err(error) = self.server.take(&part).await {
+                    moved = Err(error.into());
+                    break;
+                }
+            }
         }
-        Ok(())
+        moved
     }
 }
 

@@ -27,6 +27,7 @@ use pgdata::layout::{DECODING_SNAPSHOTS, LOG, SLOTS};
 use pgdata::segment::{SegmentName, SegmentSize};
 use pgdata::slot::{STATE_FILE, Slot};
 use pgserver::StartOptions;
+use tokio::task::JoinSet;
 use volume::latest::Latest;
 use volume::lsn::Lsn;
 use volume::namespace::Namespace;
@@ -183,36 +184,59 @@ pub(super) async fn agree(
         Ok(steps) => steps.map_err(|trouble| trouble.to_string())?,
         Err(_) => return Err(format!("the server did not answer within {WITHIN:?}")),
     };
-    match left.iter().find(|step| !step.decodes()) {
-        Some(step) => Err(format!("{step:?} had no effect")),
-        None => Ok(Some(CatchUp {
-            server,
-            steps: left,
-        })),
+    if let Some(step) = left.iter().find(|step| !step.decodes()) {
+        return Err(format!("{step:?} had no effect"));
     }
+    let ahead = stored.iter().filter_map(|slot| {
+        let confirmed = slot
+            .decoding
+            .as_ref()
+            .filter(|_| !slot.is_invalid)?
+            .confirmed;
+        Some(Step::Advance {
+            name: slot.name.clone(),
+            from: confirmed,
+            to: confirmed,
+            decodes: true,
+        })
+    });
+    let steps = ahead.collect();
+    Ok(Some(CatchUp { server, steps }))
 }
 
-/// The rest of the way for slots of a promoted server that decode: a subscriber has confirmed it, and rows of the catalogs that it
-/// was decoded with may be gone. Nobody else can use a slot while it moves.
+/// Moves slots of a promoted server that decode to where the stored ones are: a subscriber has confirmed it, and rows of the
+/// catalogs that it was decoded with may be gone. Nobody else can use a slot while it moves.
+///
+/// Slots that are there already are moved as well, which makes the server write them: the stored state may be older than the
+/// copy in all but what was confirmed, and the log that it needs is removed.
 pub(super) struct CatchUp {
     server: Server,
     steps: Vec<Step>,
 }
 
 impl CatchUp {
-    /// Moves the slots forward.
+    /// Moves the slots, and has the server write all of them.
     pub(super) async fn run(mut self) {
+        let mut moving = JoinSet::new();
         for step in self.steps {
-            let mut tries = 0;
-            while let Err(error) = self.server.take(&step).await {
-                tries += 1;
-                if tries == TRIES {
-                    // A subscriber has it, says where it goes on, and moves it.
-                    tracing::info!(?step, %error, "a slot is left where it was");
-                    break;
-                }
-                tokio::time::sleep(TRY_AGAIN).await;
-            }
+            moving.spawn(advance(self.server.another(), step));
+        }
+        moving.join_all().await;
+        if let Err(error) = self.server.checkpoint().await {
+            tracing::warn!(%error, "the slots were not written after the takeover; the next checkpoint does it");
         }
     }
+}
+
+/// Moves a slot, once nobody uses it.
+async fn advance(mut server: Server, step: Step) {
+    for _ in 0..TRIES {
+        match server.take(&step).await {
+            Ok(()) => return,
+            Err(error) => tracing::debug!(?step, %error, "a slot does not move this time"),
+        }
+        tokio::time::sleep(TRY_AGAIN).await;
+    }
+    // A subscriber has it, and moves it.
+    tracing::info!(?step, "a slot is left where it is");
 }

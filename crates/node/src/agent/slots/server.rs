@@ -47,6 +47,17 @@ impl Server {
         }
     }
 
+    /// The same server, with sessions of its own.
+    pub(super) fn another(&self) -> Server {
+        Server {
+            run: self.run.clone(),
+            port: self.port,
+            user: self.user.clone(),
+            sessions: HashMap::new(),
+            databases: self.databases.clone(),
+        }
+    }
+
     /// Steps from the server's slots to the stored ones.
     ///
     /// # Errors
@@ -74,6 +85,14 @@ impl Server {
             }
             Step::Drop { name } => self.session(ANY_DATABASE).await?.drop_slot(name).await,
         }
+    }
+
+    /// Has the server write all its slots.
+    ///
+    /// # Errors
+    /// The server's.
+    pub(super) async fn checkpoint(&mut self) -> Result<(), PostgresError> {
+        self.session(ANY_DATABASE).await?.checkpoint().await
     }
 
     async fn session(&mut self, database: &str) -> Result<&Session, PostgresError> {
