@@ -17,7 +17,6 @@ use crate::namespace::op::Op;
 use crate::namespace::{Cut, Namespace, ROOT};
 use crate::seal::{self, Seal};
 use crate::snapshot;
-use crate::standby::{clear, unlink};
 use crate::view::{FileKind, Ownership, Timestamp};
 
 /// Makes a new, empty volume: a root directory, and a seal of just that, so that there always is
@@ -210,9 +209,7 @@ impl Latest {
     /// # Errors
     /// `NotFound`, `IsDirectory`.
     pub fn remove_file(&mut self, parent: FileId, name: &[u8], now: Timestamp) -> Result<()> {
-        let mut namespace = self.namespace.clone();
-        let file = namespace.lookup(parent, name)?;
-        let ops = unlink(&mut namespace, parent, name.to_vec(), file, now)?;
+        let ops = self.namespace.clone().unlink(parent, name, now)?;
         self.apply(ops)
     }
 
@@ -221,13 +218,7 @@ impl Latest {
     /// # Errors
     /// `NotFound`, `NotDirectory`.
     pub fn remove_tree(&mut self, parent: FileId, name: &[u8], now: Timestamp) -> Result<()> {
-        let directory = self.namespace.lookup(parent, name)?;
-        let mut ops = clear(&mut self.namespace.clone(), directory, now)?;
-        ops.push(Op::RemoveDirectory {
-            parent,
-            name: name.to_vec(),
-            at: now,
-        });
+        let ops = self.namespace.clone().remove_tree(parent, name, now)?;
         self.apply(ops)
     }
 

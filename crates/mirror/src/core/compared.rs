@@ -126,31 +126,7 @@ fn may_be(one: &Value, other: &Value) -> bool {
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    fn relation(name: &str) -> Relation {
-        Relation {
-            schema: "public".to_owned(),
-            name: name.to_owned(),
-            is_full: false,
-            is_by_key: false,
-            columns: vec![("id".to_owned(), true), ("v".to_owned(), false)],
-        }
-    }
-
-    fn row(values: [&str; 2]) -> Row {
-        let text = |value: &str| match value {
-            "~" => Value::Unchanged,
-            value => Value::Text(value.as_bytes().to_vec()),
-        };
-        values.iter().map(|value| text(value)).collect()
-    }
-
-    fn rows(changes: Vec<Change>) -> Rows {
-        Rows {
-            relations: vec![relation("a"), relation("b")],
-            changes,
-        }
-    }
+    use crate::core::rows::tests::{row, rows};
 
     #[test]
     fn a_difference_names_the_table_and_both_values() {

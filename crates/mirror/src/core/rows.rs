@@ -362,7 +362,7 @@ impl Draft {
 }
 
 #[cfg(test)]
-mod tests {
+pub(super) mod tests {
     use super::*;
 
     fn relation(name: &str) -> Relation {
@@ -375,7 +375,7 @@ mod tests {
         }
     }
 
-    fn row(values: [&str; 2]) -> Row {
+    pub(crate) fn row(values: [&str; 2]) -> Row {
         let text = |value: &str| match value {
             "~" => Value::Unchanged,
             value => Value::Text(value.as_bytes().to_vec()),
@@ -383,7 +383,7 @@ mod tests {
         values.iter().map(|value| text(value)).collect()
     }
 
-    fn rows(changes: Vec<Change>) -> Rows {
+    pub(crate) fn rows(changes: Vec<Change>) -> Rows {
         Rows {
             relations: vec![relation("a"), relation("b")],
             changes,

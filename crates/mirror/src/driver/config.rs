@@ -332,7 +332,7 @@ impl Config {
     /// The roles that managers log in as at both members.
     ///
     /// # Errors
-    /// If a connection string makes no sense.
+    /// A connection string that cannot be parsed.
     pub fn managers(&self) -> Result<Vec<String>, ConfigError> {
         let mut names = vec![self.target()?.user];
         if self.ships_rows() {

@@ -56,6 +56,31 @@ fn told(site: &Site, asking: tokio::task::JoinHandle<Option<bool>>) -> Option<bo
     answered.expect("it is answered").expect("no panic")
 }
 
+/// Asks about a transaction that waits for the log, and commits then. Returns its name.
+fn asked_before_the_log_has_it(site: &Site, id: i32) -> String {
+    let (client, token) = begun(site, id);
+    site.hold_log(true);
+    let committing = commits(site, client);
+    let asking = asks(site, &token);
+    site.hold_log(false);
+    assert_eq!(told(site, asking), Some(true));
+    ends(site, committing);
+    token
+}
+
+/// Asks about one whose client goes away while it waits for the log. Returns its name.
+fn asked_when_the_client_is_gone(site: &Site, id: i32) -> String {
+    let (client, token) = begun(site, id);
+    site.hold_log(true);
+    let committing = commits(site, client);
+    std::thread::sleep(Duration::from_millis(300));
+    committing.abort();
+    let asking = asks(site, &token);
+    site.hold_log(false);
+    assert_eq!(told(site, asking), Some(true));
+    token
+}
+
 /// The answer was no while the transaction was open or on its way into the log, and it committed afterwards.
 #[test]
 fn who_asks_about_what_is_under_way_waits() {
@@ -67,22 +92,9 @@ fn who_asks_about_what_is_under_way_waits() {
     run(&site, &client, "ROLLBACK");
     assert_eq!(told(&site, asking), Some(false));
     // One that commits, and waits for the log.
-    let (client, token) = begun(&site, 2);
-    site.hold_log(true);
-    let committing = commits(&site, client);
-    let asking = asks(&site, &token);
-    site.hold_log(false);
-    assert_eq!(told(&site, asking), Some(true));
-    ends(&site, committing);
+    asked_before_the_log_has_it(&site, 2);
     // One whose client goes away meanwhile.
-    let (client, token) = begun(&site, 3);
-    site.hold_log(true);
-    let committing = commits(&site, client);
-    std::thread::sleep(Duration::from_millis(300));
-    committing.abort();
-    let asking = asks(&site, &token);
-    site.hold_log(false);
-    assert_eq!(told(&site, asking), Some(true));
+    asked_when_the_client_is_gone(&site, 3);
     // One whose session at the member is lost between the log and its commit.
     let (client, token) = begun(&site, 4);
     let backend = value(&site, &client, "SELECT pg_backend_pid()").expect("a number");
@@ -152,22 +164,9 @@ fn who_asks_about_rows_is_told_yes_or_no_or_waits() {
     run(&site, &client, "ROLLBACK");
     assert_eq!(told(&site, asking), Some(false));
     // One that commits, and waits for the log.
-    let (client, token) = begun(&site, 2);
-    site.hold_log(true);
-    let committing = commits(&site, client);
-    let asking = asks(&site, &token);
-    site.hold_log(false);
-    assert_eq!(told(&site, asking), Some(true));
-    ends(&site, committing);
+    let token = asked_before_the_log_has_it(&site, 2);
     // One whose client goes away meanwhile.
-    let (client, token_of_lost) = begun(&site, 3);
-    site.hold_log(true);
-    let committing = commits(&site, client);
-    std::thread::sleep(Duration::from_millis(300));
-    committing.abort();
-    let asking = asks(&site, &token_of_lost);
-    site.hold_log(false);
-    assert_eq!(told(&site, asking), Some(true));
+    let token_of_lost = asked_when_the_client_is_gone(&site, 3);
     // The other member says the same, and so does a copy of it, or nothing.
     let (client, back) = begun(&site, 4);
     run(&site, &client, "ROLLBACK");

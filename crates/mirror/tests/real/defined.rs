@@ -213,7 +213,7 @@ fn definitions_of_all_kinds_are_equal_on_both_members_or_refused() {
     go_through(&site, &site.connect(), &CASES.iter().collect::<Vec<_>>());
 }
 
-/// A member that is made anew by a copy has the same definitions as if it had executed all of them.
+/// Copied members have the same definitions as if they had executed all of them.
 #[test]
 fn a_copy_has_the_same_definitions() {
     let mut site = Site::start_with_rows("");

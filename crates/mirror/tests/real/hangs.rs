@@ -35,7 +35,7 @@ fn a_commit_that_locks_what_decodes_it_ends_by_itself() {
     assert_eq!(site.must_be_equal().rows, 4);
 }
 
-/// Whoever waits for the log of a manager that is gone gets an answer, and goes on at the other one.
+/// Clients that wait for the log of a manager that is gone get an answer, and go on at the other one.
 #[test]
 fn whoever_waits_for_a_manager_that_is_gone_is_told() {
     let mut site = Site::start_with_rows("");

@@ -1,4 +1,4 @@
-//! Whole files: of the volume, read without a mount, and private ones of a node, written.
+//! Reading files of the volume without a mount, and writing private ones of a node, each as a whole.
 
 use std::os::unix::fs::PermissionsExt;
 use std::path::Path;

@@ -209,11 +209,10 @@ async fn reattach<'a>(
         drop_standby(*standby).await?;
     }
     let seal = sealed(context, latest, context.driver.before_last())?;
-    attach_behind(context, life, latest, &seal, tail).await?;
+    let question = attach_behind(context, life, latest, &seal, tail).await?;
     let Body::Standby(standby, _) = &mut life.body else {
         return Err(AgentError::Refused("no standby runs".to_owned()));
     };
-    let question = Question::prepare(standby.postgres.options(), &standby.control);
     takeover::replay(standby, latest.namespace().clone(), tail).await?;
     Ok((standby, question))
 }
@@ -225,14 +224,14 @@ fn sealed(context: &Context, latest: &Latest, before_last: bool) -> Result<Seal>
         .ok_or_else(|| AgentError::NotInitialised(context.config.cluster.volume.clone()))
 }
 
-/// Attaches a standby at `seal`, with the log up to its fixed end.
+/// Attaches a standby at `seal`, with the log up to its fixed end. Returns the question for its horizon.
 async fn attach_behind(
     context: &Context,
     life: &mut Life,
     latest: &Latest,
     seal: &Seal,
     tail: LogTail,
-) -> Result<()> {
+) -> Result<Question> {
     let storage = latest.storage().clone();
     // Should somebody else own the volume soon, what this node reads stays until it has noticed.
     let node = &context.me.node;
@@ -247,8 +246,9 @@ async fn attach_behind(
     };
     let mut standby = attach(context, storage, (base, watch), journal_tail, live, known).await?;
     standby.has_last_slots = true;
+    let question = Question::prepare(standby.postgres.options(), &standby.control);
     life.body = Body::Standby(Box::new(standby), known);
-    Ok(())
+    Ok(question)
 }
 
 /// Starts a volume that nobody serves: directly after a clean stop that nothing followed (N1),
@@ -297,11 +297,7 @@ async fn from_nothing(
         return Ok(tail);
     }
     tracing::info!(end = %tail.end, "replaying the log from the last seal");
-    attach_behind(context, life, &latest, &seal, tail).await?;
-    let Body::Standby(standby, _) = &life.body else {
-        return Err(AgentError::Refused("no standby runs".to_owned()));
-    };
-    let question = Question::prepare(standby.postgres.options(), &standby.control);
+    let question = attach_behind(context, life, &latest, &seal, tail).await?;
     become_active(context, life, latest, tail, question, pulse, phases).await?;
     Ok(tail)
 }

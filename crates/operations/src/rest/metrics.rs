@@ -11,6 +11,9 @@ use serde_json::Value;
 use super::report::Report;
 use super::{Facts, lsn_number};
 
+/// A gauge of several things: its name, its help, and its value for one of them.
+type Told<'a> = (&'a str, &'a str, &'a dyn Fn(&Value) -> Option<f64>);
+
 /// The metrics of a node whose status board shows `status`, and of the repositories of `backups`.
 pub(super) fn metrics(facts: &Facts, status: &Value, backups: &Value) -> String {
     let report = Report::new(status);
@@ -195,7 +198,6 @@ impl Page {
         let of = |key: &'static str| move |one: &Value| one[key].as_f64();
         let in_seconds = |key: &'static str| move |one: &Value| seconds(one[key].as_f64());
         let failing = |one: &Value| Some(f64::from(u8::from(!one["trouble"].is_null())));
-        type Told<'a> = (&'a str, &'a str, &'a dyn Fn(&Value) -> Option<f64>);
         let told: [Told<'_>; 5] = [
             (
                 "understudy_backup_age_seconds",
@@ -223,22 +225,23 @@ impl Page {
                 &failing,
             ),
         ];
-        for (name, help, value) in told {
-            let samples = backups.iter().filter_map(|one| {
-                let archiver = one["name"].as_str().unwrap_or_default();
-                Some((format!(",archiver=\"{archiver}\""), value(one)?))
-            });
-            self.gauges(name, help, samples.collect());
-        }
+        self.gauges(backups, ("archiver", "name"), &told);
     }
 
-    /// A gauge of several things, each with labels of its own.
-    fn gauges(&mut self, name: &str, help: &str, samples: Vec<(String, f64)>) {
-        if !samples.is_empty() {
-            self.head("gauge", name, help);
-        }
-        for (labels, value) in samples {
-            self.sample(name, &labels, value);
+    /// Gauges of several things, each with a label of its own: what it is called, and the key that has its value.
+    fn gauges(&mut self, things: &[Value], (label, key): (&str, &str), told: &[Told<'_>]) {
+        for (name, help, value) in told {
+            let samples = things.iter().filter_map(|thing| {
+                let of = thing[key].as_str().unwrap_or_default();
+                Some((format!(",{label}=\"{of}\""), value(thing)?))
+            });
+            let samples: Vec<_> = samples.collect();
+            if !samples.is_empty() {
+                self.head("gauge", name, help);
+            }
+            for (labels, value) in samples {
+                self.sample(name, &labels, value);
+            }
         }
     }
 
@@ -249,7 +252,6 @@ impl Page {
             return;
         };
         let flag = |holds: bool| Some(f64::from(u8::from(holds)));
-        type Told<'a> = (&'a str, &'a str, &'a dyn Fn(&Value) -> Option<f64>);
         let told: [Told<'_>; 3] = [
             (
                 "understudy_slot_held_bytes",
@@ -271,13 +273,7 @@ impl Page {
                 },
             ),
         ];
-        for (name, help, value) in told {
-            let samples = slots.iter().filter_map(|slot| {
-                let label = slot["slot_name"].as_str().unwrap_or_default();
-                Some((format!(",slot=\"{label}\""), value(slot)?))
-            });
-            self.gauges(name, help, samples.collect());
-        }
+        self.gauges(slots, ("slot", "slot_name"), &told);
     }
 
     fn proxies(&mut self, status: &Value) {

@@ -15,6 +15,7 @@ mod inode;
 mod model_test;
 pub mod op;
 pub mod plan;
+mod removal;
 
 use std::sync::Arc;
 

@@ -50,5 +50,4 @@ pub use self::known::ReadStats;
 pub use self::moves::MovePlan;
 pub use self::overlay::is_created;
 pub use self::standing::{ClaimWatch, Clock};
-pub(crate) use self::switch_publish::{clear, unlink};
 pub use self::view::{OverlayStats, StandbyOptions, StandbyView};

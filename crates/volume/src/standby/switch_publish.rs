@@ -67,7 +67,7 @@ impl<A: FnMut() -> FileId> Publisher<'_, A> {
             Ok(id) => id,
             Err(_) => self.create(path, attr)?,
         };
-        let cleared = clear(&mut self.namespace, id, self.now)?;
+        let cleared = self.namespace.clear(id, self.now)?;
         self.ops.extend(cleared);
         for entry in self.private.list(path)? {
             self.publish(&entry.path)?;
@@ -121,46 +121,4 @@ impl<A: FnMut() -> FileId> Publisher<'_, A> {
         })?;
         Ok(id)
     }
-}
-
-/// Removes everything in a directory. Returns the operations, which are applied.
-pub(crate) fn clear(namespace: &mut Namespace, dir: FileId, now: Timestamp) -> Result<Vec<Op>> {
-    let mut ops = Vec::new();
-    for (name, id) in namespace.directory(dir)?.clone() {
-        let name = name.to_vec();
-        if namespace.inode(id)?.kind != FileKind::Directory {
-            ops.extend(unlink(namespace, dir, name, id, now)?);
-            continue;
-        }
-        ops.extend(clear(namespace, id, now)?);
-        let (parent, at) = (dir, now);
-        let remove = Op::RemoveDirectory { parent, name, at };
-        namespace.apply(&remove)?;
-        ops.push(remove);
-    }
-    Ok(ops)
-}
-
-/// Removes a name of a file, and the file with its last one. Returns the operations, which are applied.
-pub(crate) fn unlink(
-    namespace: &mut Namespace,
-    parent: FileId,
-    name: Vec<u8>,
-    id: FileId,
-    at: Timestamp,
-) -> Result<Vec<Op>> {
-    let retain = false;
-    let mut ops = vec![Op::Unlink {
-        parent,
-        name,
-        retain,
-        at,
-    }];
-    namespace.apply(&ops[0])?;
-    if !namespace.inode(id)?.is_linked() {
-        let forget = Op::Forget { id };
-        namespace.apply(&forget)?;
-        ops.push(forget);
-    }
-    Ok(ops)
 }

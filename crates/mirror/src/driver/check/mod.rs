@@ -128,7 +128,7 @@ impl Checked {
 /// Checks both members of a configuration, or the only one.
 ///
 /// # Errors
-/// If the configuration makes no sense. A member that cannot be asked is a finding.
+/// A connection string that cannot be parsed. A member that cannot be asked is a finding.
 pub async fn check(config: &Config) -> Result<Checked, super::RunError> {
     let mut checked = Checked::default();
     let mut targets = vec![("member", config.target()?)];

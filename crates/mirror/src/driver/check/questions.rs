@@ -20,7 +20,7 @@ pub(super) const BEGIN: &str =
 /// The query that stands for SCHEMAS.
 pub(super) const SCHEMAS: &str = "SELECT oid FROM pg_namespace WHERE nspname !~ '^pg_' AND nspname NOT IN ('information_schema', 'understudy_mirror')";
 
-/// A question of which each row names something that is not as it should be, where rows are logged.
+/// A question. In CHECKS each row names something that is not as it should be, where rows are logged.
 pub(super) struct Check {
     pub(super) level: Level,
     /// It concerns the server, and not the database.
@@ -207,16 +207,8 @@ pub(super) const CHECKS: &[Check] = &[
 ];
 
 /// Facts that both members must have alike: rows of a name and a value.
-pub(super) struct Alike {
-    pub(super) level: Level,
-    pub(super) of_server: bool,
-    pub(super) asks: &'static str,
-    pub(super) what: &'static str,
-    pub(super) advice: &'static str,
-}
-
-pub(super) const ALIKE: &[Alike] = &[
-    Alike {
+pub(super) const ALIKE: &[Check] = &[
+    Check {
         level: Level::Differs,
         of_server: false,
         asks: "SELECT 'encoding', pg_encoding_to_char(encoding) FROM pg_database WHERE datname = current_database() \
@@ -225,7 +217,7 @@ pub(super) const ALIKE: &[Alike] = &[
         what: "the databases have other encodings or locales",
         advice: "Let the mirror make the other database, or make it alike.",
     },
-    Alike {
+    Check {
         level: Level::Differs,
         of_server: true,
         asks: "SELECT name, setting FROM pg_settings WHERE name IN ('max_identifier_length', 'max_function_args', 'max_index_keys', \
@@ -233,7 +225,7 @@ pub(super) const ALIKE: &[Alike] = &[
         what: "the servers are built or set otherwise",
         advice: "Use the same build and setting on both.",
     },
-    Alike {
+    Check {
         level: Level::Differs,
         of_server: true,
         asks: "SELECT collname || ' ' || collprovider::text, max(pg_collation_actual_version(oid)) FROM pg_collation \
@@ -242,7 +234,7 @@ pub(super) const ALIKE: &[Alike] = &[
         what: "collations are of other versions of glibc or ICU: texts are sorted, and compared, otherwise",
         advice: "Use the same release of the operating system on both.",
     },
-    Alike {
+    Check {
         level: Level::Differs,
         of_server: true,
         asks: "SELECT n.name, md5(string_agg(extract(epoch FROM t AT TIME ZONE n.name)::text, ' ' ORDER BY t)) FROM pg_timezone_names n \
@@ -251,14 +243,14 @@ pub(super) const ALIKE: &[Alike] = &[
         what: "time zones are of other releases (tzdata)",
         advice: "Update tzdata on both, or use servers with the same one built in.",
     },
-    Alike {
+    Check {
         level: Level::Advice,
         of_server: true,
         asks: "SELECT 'server_version', current_setting('server_version')",
         what: "the servers are of different versions: definitions are not compared if the major one is another",
         advice: "Use one version, but for an upgrade.",
     },
-    Alike {
+    Check {
         level: Level::Advice,
         of_server: true,
         asks: "SELECT rolname, concat_ws(' ', rolsuper, rolcreaterole, rolcreatedb, rolcanlogin, rolbypassrls) FROM pg_roles \

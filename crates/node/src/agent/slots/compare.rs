@@ -31,29 +31,23 @@ impl Step {
 
     /// The same as steps that each read so much of the log at most.
     pub(super) fn parts(self, bytes: u64) -> Vec<Step> {
-        let (name, from, to) = match self {
-            Step::Advance {
-                name,
-                from,
-                to,
-                decodes: true,
-            } => (name, from, to),
-            other => return vec![other],
+        let Step::Advance {
+            name,
+            from,
+            to,
+            decodes: true,
+        } = self
+        else {
+            return vec![self];
         };
-        let ends = (1..).map(|part| Lsn(from.0 + part * bytes).min(to));
-        let mut parts: Vec<Step> = Vec::new();
-        for (part, end) in ends.enumerate() {
-            parts.push(Step::Advance {
-                name: name.clone(),
-                from: Lsn(from.0 + part as u64 * bytes),
-                to: end,
-                decodes: true,
-            });
-            if end == to {
-                break;
-            }
-        }
-        parts
+        let begins = (from.0..to.0).step_by(bytes as usize);
+        let parts = begins.map(|begin| Step::Advance {
+            name: name.clone(),
+            from: Lsn(begin),
+            to: Lsn(begin + bytes).min(to),
+            decodes: true,
+        });
+        parts.collect()
     }
 }
 
@@ -200,6 +194,20 @@ mod tests {
             Lsn(400),
         );
         assert_eq!(steps.unwrap(), wanted, "a slot of the standby's own stays");
+    }
+
+    #[test]
+    fn a_long_way_is_gone_in_parts() {
+        let advance = |from, to, decodes| Step::Advance {
+            name: "cdc".to_owned(),
+            from: Lsn(from),
+            to: Lsn(to),
+            decodes,
+        };
+        let parts = [(5, 15), (15, 25), (25, 30)].map(|(from, to)| advance(from, to, true));
+        assert_eq!(advance(5, 30, true).parts(10), parts);
+        let whole = advance(5, 30, false);
+        assert_eq!(whole.clone().parts(10), [whole], "it reads nothing");
     }
 
     #[test]

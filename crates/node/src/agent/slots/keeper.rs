@@ -6,7 +6,6 @@ use std::collections::BTreeSet;
 use std::sync::Arc;
 use std::time::Duration;
 
-use dax::storage::Storage;
 use parking_lot::Mutex;
 use pgdata::layout::SLOTS;
 use pgdata::segment::SegmentSize;
@@ -34,7 +33,6 @@ pub(crate) type Differs = Arc<Mutex<Option<String>>>;
 /// See the module.
 pub(crate) struct Keeper {
     view: Arc<StandbyView>,
-    storage: Arc<dyn Storage>,
     copied: BTreeSet<String>,
     server: Server,
     segment_size: SegmentSize,
@@ -54,7 +52,6 @@ impl Keeper {
         differs: Differs,
     ) -> Keeper {
         Keeper {
-            storage: Arc::clone(view.storage()),
             view,
             copied,
             server: Server::new(postgres),
@@ -98,7 +95,7 @@ impl Keeper {
             return Ok(Ok(()));
         }
         if files != self.seen.0 {
-            let stored = stored(&self.storage, &names).await?;
+            let stored = stored(self.view.storage(), &names).await?;
             let slots = stored.into_iter().map(|one| one.slot);
             self.seen = (files, slots.collect());
         }

@@ -127,13 +127,9 @@ pub(super) async fn copy(
         for (name, file) in names.directory(directory)? {
             let name = String::from_utf8_lossy(name);
             if name.ends_with(".snap") {
+                let path = format!("{DECODING_SNAPSHOTS}/{name}");
                 let bytes = read_live(storage, names, *file).await?;
-                put(
-                    context,
-                    private,
-                    &format!("{DECODING_SNAPSHOTS}/{name}"),
-                    &bytes,
-                )?;
+                put(context, private, &path, &bytes)?;
             }
         }
     }

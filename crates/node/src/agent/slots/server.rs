@@ -1,7 +1,6 @@
 //! The slots of a running standby's server, as it shows and moves them.
 
 use std::collections::{BTreeSet, HashMap};
-use std::path::PathBuf;
 
 use pgdata::parse_lsn;
 use pgdata::slot::{Decoding, Slot};
@@ -27,9 +26,7 @@ pub(super) enum Trouble {
 
 /// See the module.
 pub(super) struct Server {
-    run: PathBuf,
-    port: u16,
-    user: String,
+    postgres: StartOptions,
     /// A slot that decodes is moved in its own database.
     sessions: HashMap<String, Session>,
     databases: HashMap<String, String>,
@@ -39,9 +36,7 @@ impl Server {
     /// The server that was started with these options.
     pub(super) fn new(postgres: &StartOptions) -> Server {
         Server {
-            run: postgres.run.clone(),
-            port: postgres.port,
-            user: postgres.superuser.clone(),
+            postgres: postgres.clone(),
             sessions: HashMap::new(),
             databases: HashMap::new(),
         }
@@ -50,11 +45,8 @@ impl Server {
     /// The same server, with sessions of its own.
     pub(super) fn another(&self) -> Server {
         Server {
-            run: self.run.clone(),
-            port: self.port,
-            user: self.user.clone(),
-            sessions: HashMap::new(),
             databases: self.databases.clone(),
+            ..Server::new(&self.postgres)
         }
     }
 
@@ -99,7 +91,15 @@ impl Server {
         let known = self.sessions.remove(database);
         let session = match known.filter(|session| !session.is_closed()) {
             Some(session) => session,
-            None => Session::open_in(database, &self.run, self.port, &self.user).await?,
+            None => {
+                let StartOptions {
+                    run,
+                    port,
+                    superuser,
+                    ..
+                } = &self.postgres;
+                Session::open_in(database, run, *port, superuser).await?
+            }
         };
         Ok(self.sessions.entry(database.to_owned()).or_insert(session))
     }

@@ -45,7 +45,7 @@ fn follower() -> Manager {
     follower_of(0)
 }
 
-/// The same, of a primary that has so many transactions.
+/// A follower of a primary that has so many transactions.
 fn follower_of(last: u64) -> Manager {
     let mut manager = Manager::new(Rules::default(), 0);
     manager.member_up(Ledger::default(), Number(0), false, Some(LOG));
