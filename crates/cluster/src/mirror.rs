@@ -53,7 +53,7 @@ pub struct Options {
     pub single: bool,
     /// Lines of `[mirror]` besides those that there must be.
     pub settings: Vec<String>,
-    /// Parameters of both members.
+    /// Parameters of both members, besides `wal_level`.
     pub parameters: Vec<(String, String)>,
     /// Network namespaces: of the zones ("zone-1", ...), the managers ([`NAMES`]) and the members ([`member_name`]).
     /// Clients are at their centre. Without, everything is at 127.0.0.1.
@@ -128,6 +128,7 @@ impl Mirror {
         let member = async |at: usize| {
             let name = member_name(at);
             let mut parameters = options.parameters.clone();
+            parameters.push(("wal_level".to_owned(), "logical".to_owned()));
             if options.sites.is_some() {
                 parameters.push(("hba_file".to_owned(), hba_file(&options.dir, "trust")?));
             }

@@ -239,6 +239,8 @@ pub(super) fn parameters() -> Vec<(String, String)> {
     vec![
         set("max_connections", "200"),
         set("shared_buffers", "256MB"),
+        // A mirror needs it, so everybody pays for it.
+        set("wal_level", "logical"),
     ]
 }
 

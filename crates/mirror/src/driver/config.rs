@@ -23,11 +23,11 @@ pub struct ConfigError {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Ship {
-    /// Its statements, as the manager has planned them; rows where those are not enough.
+    /// The rows that it has changed, as PostgreSQL says them. Requires `wal_level = logical` of both members.
     #[default]
-    Statements,
-    /// The rows that it has changed, as PostgreSQL says them. Requires `wal_level = logical`.
     Rows,
+    /// Its statements, as the manager has planned them; rows where those are not enough.
+    Statements,
 }
 
 /// `[mirror]`
@@ -378,6 +378,13 @@ mod tests {
             (other.host.as_str(), other.port, other.password.as_deref()),
             ("b", 5433, Some("x"))
         );
+    }
+
+    #[test]
+    fn rows_are_logged_unless_somebody_says_otherwise() {
+        assert!(Config::parse(SMALLEST).expect("valid").ships_rows());
+        let text = format!("{SMALLEST}ship = 'statements'");
+        assert!(!Config::parse(&text).expect("valid").ships_rows());
     }
 
     #[test]

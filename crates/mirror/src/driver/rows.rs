@@ -72,7 +72,8 @@ pub async fn prepare(session: &mut Postgres) -> Result<Option<Prepared>, WireErr
     let level = session.query("SHOW wal_level").await?.value();
     if level.as_deref() != Some("logical") {
         return Err(cannot(
-            "the member's wal_level is not logical: set it in its configuration, and restart the server",
+            "its wal_level is not logical: ALTER SYSTEM SET wal_level = 'logical', and restart its server; understudy mirror check says \
+             what else there must be",
         ));
     }
     session.query("SET understudy_mirror.own = 'on'").await?;

@@ -165,8 +165,12 @@ impl Site {
 
     fn config(&self, at: usize, other: usize, first: bool) -> String {
         let member = |at: usize| format!("{} dbname=app", conninfo(&self.sides[at].server));
+        let ship = match self.more.contains("ship =") {
+            true => "",
+            false => "ship = 'statements'",
+        };
         format!(
-            "listen = '{}'\npeer_listen = '{}'\npeer = '{}'\nmember = \"{}\"\nother_member = \"{}\"\nfirst = {}\n\
+            "{ship}\nlisten = '{}'\npeer_listen = '{}'\npeer = '{}'\nmember = \"{}\"\nother_member = \"{}\"\nfirst = {}\n\
              timeout = '2s'\nlease = '1s'\nlock_timeout = '10s'\nbin = '{}'\n{}\n{}",
             self.sides[at].listen,
             self.sides[at].peer_listen,

@@ -104,6 +104,11 @@ async fn init(file: &Path) -> anyhow::Result<Code> {
         "volume {} is made; it keeps the mirror's log",
         cluster.volume
     );
+    // What a member lacks is said before a manager waits for it.
+    let checked = mirror::driver::check(&config).await?;
+    if !checked.ok {
+        eprint!("{}", findings(&checked));
+    }
     Ok(Code::Ok)
 }
 
