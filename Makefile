@@ -123,7 +123,7 @@ sim-proxy: ## Simulate the proxy's sessions: SEEDS=20000 histories from FIRST=0 
 	SEEDS="$(SEEDS)" FIRST="$(FIRST)" SEED="$(SEED)" TRACE="$(TRACE)" FLAW="$(FLAW)" $(CARGO) test --release --locked -p proxy --lib \
 		core::simulation::tests::many -- --ignored --exact --nocapture
 
-sim-mirror: ## Simulate two replication managers and their members: SEEDS=20000 histories from FIRST=0 on, or SEED=7 [TRACE=1] [FLAW=NoLocks] for one.
+sim-mirror: ## Simulate two replication managers and their members: SEEDS=20000 histories from FIRST=0 on, or SEED=7 [TRACE=1] [FLAW=GivenTwice] for one.
 	SEEDS="$(SEEDS)" FIRST="$(FIRST)" SEED="$(SEED)" TRACE="$(TRACE)" FLAW="$(FLAW)" $(CARGO) test --release --locked -p mirror --lib \
 		core::simulation::tests::many -- --ignored --exact --nocapture
 

@@ -10,6 +10,8 @@ use super::rows::{Header, Lsn, Origin};
 /// See the module.
 #[derive(Debug, Default)]
 pub struct Captured {
+    /// The member's own server.
+    own: Option<u64>,
     /// Up to where the member has the commits of servers, by their system identifiers.
     has: BTreeMap<u64, Lsn>,
     /// Up to where the log has the commits of servers, as far as it was read.
@@ -21,9 +23,7 @@ pub struct Captured {
 impl Captured {
     /// The log has a record.
     pub fn note(&mut self, record: &Record) {
-        let Some(header) = record.draft.header() else {
-            return self.last = None;
-        };
+        let header = &record.draft.header;
         if header.is_last {
             let Origin { system, end, .. } = header.origin;
             self.settled(system, end);
@@ -43,9 +43,24 @@ impl Captured {
         has.is_some_and(|up_to| header.origin.end <= *up_to)
     }
 
-    /// The member has all commits of these servers up to there.
+    /// True if the member lacks a commit that another server has made.
+    pub fn is_of_others(&self, header: &Header) -> bool {
+        self.own != Some(header.origin.system) && !self.contains(header)
+    }
+
+    /// The member has all commits of these servers up to there; the first of them is its own.
     pub fn member_has(&mut self, commits: impl IntoIterator<Item = (u64, Lsn)>) {
+        let commits: Vec<(u64, Lsn)> = commits.into_iter().collect();
+        self.own = commits.first().map(|(system, _)| *system);
         self.has = commits.into_iter().collect();
+    }
+
+    /// The member has all commits of its own up to there, and nobody makes more.
+    pub fn own_ends(&mut self, up_to: Lsn) {
+        if let Some(own) = self.own {
+            let has = self.has.entry(own).or_default();
+            *has = up_to.max(*has);
+        }
     }
 
     /// True if the member's commits are logged as rows.

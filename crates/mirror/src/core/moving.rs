@@ -110,8 +110,6 @@ pub struct Belongings {
     pub prepares: Option<String>,
     /// What was prepared by the extended protocol.
     pub statements: Vec<Statement>,
-    /// What its last transaction can be asked about by.
-    pub last_token: Option<String>,
 }
 
 #[cfg(test)]

@@ -5,16 +5,7 @@
 use std::fmt;
 
 use serde::de::{Deserialize, Deserializer, Error, Visitor};
-use serde::ser::{Serialize, Serializer};
-
-/// Borrowed bytes.
-struct Written<'a>(&'a [u8]);
-
-impl Serialize for Written<'_> {
-    fn serialize<S: Serializer>(&self, to: S) -> Result<S::Ok, S::Error> {
-        to.serialize_bytes(self.0)
-    }
-}
+use serde::ser::Serializer;
 
 /// Bytes that were read.
 struct Read(Vec<u8>);
@@ -45,20 +36,6 @@ pub fn deserialize<'de, D: Deserializer<'de>>(from: D) -> Result<Vec<u8>, D::Err
     Read::deserialize(from).map(|read| read.0)
 }
 
-/// The same of bytes that may not be there.
-pub mod optional {
-    use super::{Deserialize, Deserializer, Read, Serialize, Serializer, Written};
-
-    pub fn serialize<S: Serializer>(bytes: &Option<Vec<u8>>, to: S) -> Result<S::Ok, S::Error> {
-        bytes.as_deref().map(Written).serialize(to)
-    }
-
-    pub fn deserialize<'de, D: Deserializer<'de>>(from: D) -> Result<Option<Vec<u8>>, D::Error> {
-        let read: Option<Read> = Deserialize::deserialize(from)?;
-        Ok(read.map(|read| read.0))
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use serde::{Deserialize, Serialize};
@@ -67,26 +44,18 @@ mod tests {
     struct Whole {
         #[serde(with = "super")]
         one: Vec<u8>,
-        #[serde(with = "super::optional")]
-        other: Option<Vec<u8>>,
     }
 
     #[derive(Serialize)]
     struct Single {
         one: Vec<u8>,
-        other: Option<Vec<u8>>,
     }
 
-    /// The log has what earlier versions have written.
     #[test]
     fn the_form_is_that_of_single_bytes() {
-        for other in [None, Some(Vec::new()), Some(vec![0, 200, 7])] {
-            let (one, same) = (vec![1; 300], other.clone());
-            let single = postcard::to_allocvec(&Single {
-                one: one.clone(),
-                other,
-            });
-            let whole = Whole { one, other: same };
+        for one in [Vec::new(), vec![0, 200, 7], vec![1; 300]] {
+            let single = postcard::to_allocvec(&Single { one: one.clone() });
+            let whole = Whole { one };
             let bytes = postcard::to_allocvec(&whole).expect("short");
             assert_eq!(bytes, single.expect("short"));
             assert_eq!(postcard::from_bytes(&bytes), Ok(whole));

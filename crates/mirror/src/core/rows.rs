@@ -1,67 +1,19 @@
 //! The rows that a transaction has changed, as PostgreSQL says them and as the log keeps them.
 //!
-//! A record of the log has statements or rows. Rows are in the place of a statement without a text, so that the log's format stays;
-//! a manager that knows nothing of rows finds a statement that it cannot execute, and sets its member aside.
-//!
 //! Invariant: rows are in the order in which the transaction has changed them, and say which commit they are of ([`Origin`]): a member
 //! that has the commit, because it has made it or is a copy of one that had, does not get its rows a second time.
 
 use std::collections::BTreeSet;
-use std::fmt;
 
 use serde::{Deserialize, Serialize};
 
 use super::catalog::Catalog;
 use super::class::{Claims, Class, Mode};
-use super::record::{Draft, Statement, Token};
+pub use super::origin::{Header, Lsn, Origin};
+use super::record::{Draft, Token};
 
 /// A transaction that changes more rows claims their tables.
 const MOST_CLAIMED: usize = 1_000;
-
-/// A position in a server's WAL.
-#[derive(
-    Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Default, Serialize, Deserialize,
-)]
-pub struct Lsn(pub u64);
-
-impl Lsn {
-    /// Reads what [`fmt::Display`] writes, as PostgreSQL's type `pg_lsn` does.
-    pub fn parse(text: &str) -> Option<Lsn> {
-        let (high, low) = text.split_once('/')?;
-        let of = |part| u32::from_str_radix(part, 16).ok().map(u64::from);
-        Some(Lsn(of(high)? << 32 | of(low)?))
-    }
-}
-
-impl fmt::Display for Lsn {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{:X}/{:X}", self.0 >> 32, self.0 & 0xFFFF_FFFF)
-    }
-}
-
-/// The commit that rows are of.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
-pub struct Origin {
-    /// The server's system identifier.
-    pub system: u64,
-    /// Its timeline.
-    pub timeline: u32,
-    /// The transaction's number there.
-    pub xid: u32,
-    /// The end of its commit in the WAL; of a piece that is not the last, where that begins.
-    pub end: Lsn,
-}
-
-/// The part of a record with rows that says what it belongs to.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
-pub struct Header {
-    /// The commit.
-    pub origin: Origin,
-    /// Counted from 0: a long transaction has several records.
-    pub piece: u32,
-    /// The transaction ends with it.
-    pub is_last: bool,
-}
 
 /// A table, as the rows of one record need it.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -319,45 +271,24 @@ impl Rows {
 
     /// The record of a transaction with these rows.
     pub fn draft(&self, header: &Header, token: Token, sequences: Vec<(String, i64)>) -> Draft {
-        let mut bytes = Vec::new();
-        // Nothing in them fails to be written.
-        bytes.extend(postcard::to_allocvec(header).unwrap_or_default());
-        bytes.extend(postcard::to_allocvec(self).unwrap_or_default());
         Draft {
             token,
             claims: self.claims(&sequences),
-            statements: vec![Statement {
-                copied: Some(bytes),
-                ..Statement::default()
-            }],
+            header: *header,
+            // Nothing in them fails to be written.
+            rows: postcard::to_allocvec(self).unwrap_or_default(),
             sequences,
         }
     }
 }
 
 impl Draft {
-    fn rows_bytes(&self) -> Option<&[u8]> {
-        let only = self.statements.first().filter(|one| one.text.is_empty())?;
-        only.copied.as_deref()
-    }
-
-    /// Header of a record's rows; nothing if it has none.
-    pub fn header(&self) -> Option<Header> {
-        let (header, _) = postcard::take_from_bytes(self.rows_bytes()?).ok()?;
-        Some(header)
-    }
-
-    /// The rows of a record; nothing if it has none.
+    /// Its rows.
     ///
     /// # Errors
     /// If another version has written them.
-    pub fn rows(&self) -> Result<Option<Rows>, RowsError> {
-        let Some(bytes) = self.rows_bytes() else {
-            return Ok(None);
-        };
-        let read = postcard::take_from_bytes::<Header>(bytes)
-            .and_then(|(_, rest)| postcard::from_bytes(rest));
-        read.map(Some).map_err(|error| RowsError(error.to_string()))
+    pub fn rows(&self) -> Result<Rows, RowsError> {
+        postcard::from_bytes(&self.rows).map_err(|error| RowsError(error.to_string()))
     }
 }
 
@@ -391,16 +322,7 @@ pub(super) mod tests {
     }
 
     #[test]
-    fn a_position_is_written_as_postgresql_does() {
-        let lsn = Lsn(0x16_B374_D848);
-        assert_eq!(lsn.to_string(), "16/B374D848");
-        assert_eq!(Lsn::parse("16/B374D848"), Some(lsn));
-        assert_eq!(Lsn::parse("16"), None);
-        assert_eq!(Lsn::parse("16/100000000"), None);
-    }
-
-    #[test]
-    fn rows_are_read_as_they_were_written_and_statements_have_none() {
+    fn rows_are_read_as_they_were_written() {
         let written = rows(vec![
             Change::Insert(0, row(["1", "~"])),
             Change::Truncate {
@@ -420,20 +342,10 @@ pub(super) mod tests {
         };
         let token = Token { epoch: 1, count: 1 };
         let draft = written.draft(&header, token, Vec::new());
-        assert_eq!(draft.header(), Some(header));
-        assert_eq!(draft.rows(), Ok(Some(written)));
-        let statement = Statement {
-            text: "SELECT 1".to_owned(),
-            ..Statement::default()
-        };
-        let mut other = Draft {
-            statements: vec![statement],
+        assert_eq!(draft.rows(), Ok(written));
+        let other = Draft {
+            rows: vec![255; 3],
             ..draft
-        };
-        assert_eq!((other.header(), other.rows()), (None, Ok(None)));
-        other.statements[0] = Statement {
-            copied: Some(vec![255; 3]),
-            ..Statement::default()
         };
         assert!(other.rows().is_err());
     }
@@ -468,9 +380,8 @@ pub(super) mod tests {
             settings: String::new(),
             result: String::new(),
         };
-        let token = Token { epoch: 1, count: 1 };
-        let draft = rows(vec![Change::Define(said)]).draft(&Header::default(), token, Vec::new());
-        assert!(draft.is_definition());
+        let everything = Claims::default().with(Class::Database, Mode::Exclusive);
+        assert_eq!(rows(vec![Change::Define(said)]).claims(&[]), everything);
     }
 
     #[test]

@@ -129,7 +129,7 @@ mod tests {
     use crate::core::class::Claims;
 
     fn record(number: u64, claims: Claims) -> Record {
-        Record::of(number, claims, Vec::new())
+        Record::of(number, claims, 0)
     }
 
     fn key(number: u64, key: &str) -> Record {

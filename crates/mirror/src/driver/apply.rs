@@ -1,27 +1,23 @@
 //! Executing transactions of the log on the member.
 //!
 //! ```text
-//!   BEGIN, statements, ..., Sync ──▶ every answer is compared ──▶ numbers, COMMIT, Sync
+//!   BEGIN, changes of rows, ..., Sync ──▶ each has found its row ──▶ numbers, COMMIT, Sync
 //! ```
 //!
 //! Transactions that may run at the same time are executed as one: each costs a part of a commit then. What does not succeed
 //! together is executed one by one. Invariants: a transaction commits with its number, which can be there only once, and not before
-//! its answers were compared.
+//! each of its changes has found its row.
 
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 
-use bytes::BytesMut;
-use postgres_protocol::message::frontend;
-
-use super::deputy::{self, Deputy, Executes, ROWS};
-use super::member::{Member, answers, digest_of, number_text, put_commit, put_number};
-use super::wire::{Postgres, Reply, Wire, WireError, tag};
+use super::deputy::{self, Deputy, ROWS};
+use super::member::{Member, number_text, put_commit, put_number};
+use super::wire::{Postgres, Reply, Wire, WireError};
 use crate::core::manager::Life;
-use crate::core::record::{Number, Record, Statement};
+use crate::core::record::{Number, Record};
+use crate::core::rows::Rows;
 
-/// Answers are read after so much was sent, so that neither side waits for the other to read.
-const SENT_BYTES: usize = 16 << 10;
 /// How often a transaction is tried, before it is told why it cannot be executed.
 const ATTEMPTS: u32 = 10;
 
@@ -61,8 +57,6 @@ pub struct Applier {
     pub life: Life,
     /// The deputy that has logged in.
     pub deputy: String,
-    /// The statement that has made its settings what they are, and of which definitions; none if they are the server's own.
-    settings: Option<(u64, String)>,
     /// Of which definitions its prepared statements are.
     definitions: u64,
     /// Something was put that `Sync` must follow.
@@ -80,7 +74,6 @@ impl Applier {
             session,
             life,
             deputy: deputy.to_owned(),
-            settings: None,
             definitions: 0,
             is_open: false,
             is_writer: false,
@@ -92,7 +85,6 @@ impl Applier {
     /// may have defined has no part in it.
     pub async fn reset(&mut self) -> Result<(), WireError> {
         const OWN: &str = "RESET SESSION AUTHORIZATION; SET ROLE NONE; SET search_path = ''; SET DateStyle = 'ISO'; SET IntervalStyle = 'postgres'";
-        self.settings = None;
         self.session.query(OWN).await.map(drop)
     }
 
@@ -104,56 +96,9 @@ impl Applier {
         let Wire {
             statements, output, ..
         } = &mut self.session.wire;
-        let answers = statements.put_open(output, "BEGIN", &[], &[])?;
+        let answers = statements.put_open(output, "BEGIN", &[])?;
         self.session.wire.skip(answers + 1);
         self.is_open = true;
-        Ok(())
-    }
-
-    /// Executes statements, and compares what is answered.
-    async fn run<'a>(
-        &mut self,
-        definitions: u64,
-        statements: impl Iterator<Item = &'a Statement>,
-    ) -> Result<(), Failed> {
-        let mut sent = Vec::new();
-        for statement in statements {
-            if statement.is_settings() {
-                let is_so =
-                    |(of, text): &(u64, String)| *of == definitions && *text == statement.text;
-                if self.settings.as_ref().is_some_and(is_so) {
-                    continue;
-                }
-                self.settings = Some((definitions, statement.text.clone()));
-            }
-            if let Some(copied) = &statement.copied {
-                self.compare(&mut sent).await?;
-                self.copy(statement, copied).await?;
-                continue;
-            }
-            let Wire {
-                statements, output, ..
-            } = &mut self.session.wire;
-            let (parameters, formats) = (&statement.parameters, &statement.result_formats);
-            statements.put_open(output, &statement.text, parameters, formats)?;
-            self.is_open = true;
-            sent.push(statement);
-            if self.session.wire.output.len() >= SENT_BYTES {
-                self.compare(&mut sent).await?;
-            }
-        }
-        self.compare(&mut sent).await
-    }
-
-    /// Sends what was put, and compares what is answered.
-    async fn compare(&mut self, sent: &mut Vec<&Statement>) -> Result<(), Failed> {
-        let Some(reply) = self.end_batch().await? else {
-            return Ok(());
-        };
-        let mut answers = answers(&reply.messages);
-        for statement in sent.drain(..) {
-            check(statement, answers.next().unwrap_or_default())?;
-        }
         Ok(())
     }
 
@@ -167,18 +112,6 @@ impl Applier {
         let reply = self.session.reply().await?.checked()?;
         self.session.wire.statements.seen();
         Ok(Some(reply))
-    }
-
-    async fn copy(&mut self, statement: &Statement, copied: &[u8]) -> Result<(), Failed> {
-        let out = &mut self.session.wire.output;
-        frontend::query(&statement.text, out)?;
-        for chunk in copied.chunks(64 << 10) {
-            frontend::CopyData::new(chunk)?.write(out);
-        }
-        frontend::copy_done(out);
-        self.session.wire.flush().await?;
-        let reply = self.session.reply().await?.checked()?;
-        check(statement, &reply.messages)
     }
 
     /// Commits transactions with their numbers.
@@ -201,7 +134,6 @@ impl Applier {
 
     /// Rolls back, and forgets what the session is said to have.
     pub(super) async fn give_up(&mut self) -> Result<(), WireError> {
-        self.settings = None;
         self.is_open = false;
         self.session.wire.statements.failed();
         self.session.query("ROLLBACK").await.map(drop)
@@ -232,20 +164,6 @@ fn passes(code: &str) -> bool {
     .any(|class| code.starts_with(class))
 }
 
-fn check(statement: &Statement, answer: &[BytesMut]) -> Result<(), Failed> {
-    match statement.digest {
-        Some(wanted) if digest_of(answer) != wanted => {
-            let text: String = statement.text.chars().take(500).collect();
-            let rows = answer.iter().filter(|message| message[0] == b'D').count();
-            let tag = tag(answer);
-            Err(Failed::Differs(format!(
-                "{text}: answered {tag} and {rows} rows"
-            )))
-        }
-        _ => Ok(()),
-    }
-}
-
 impl Member {
     /// Executes transactions of the log that do not conflict, unless the member has them: what came of each.
     pub async fn apply_all(&self, life: Life, records: &[Record]) -> Vec<(Number, Applied)> {
@@ -253,11 +171,7 @@ impl Member {
             return Vec::new();
         };
         let mut applied = Vec::new();
-        let login = |record: &Record| (record.draft.login(), record.draft.header().is_some());
-        let is_of_one = records
-            .windows(2)
-            .all(|two| login(&two[0]) == login(&two[1]));
-        if records.len() > 1 && is_of_one && self.attempt(life, records).await.is_ok() {
+        if records.len() > 1 && self.attempt(life, records).await.is_ok() {
             applied.extend(records.iter().map(|record| (record.number, Applied::Done)));
             return applied;
         }
@@ -297,7 +211,7 @@ impl Member {
 
     async fn attempt(&self, life: Life, records: &[Record]) -> Result<(), Failed> {
         let deputy = self.deputy_of(life, records.first()).await?;
-        let secret = self.secret_of(life, records, &deputy).await?;
+        let secret = self.secret_of(life, &deputy).await?;
         // A member that lets nobody in has answered nothing.
         let applier = self.applier(life, &deputy).await;
         let mut applier = applier.map_err(|error| match deputy {
@@ -337,54 +251,35 @@ impl Member {
 
     /// The deputy that executes a transaction.
     async fn deputy_of(&self, life: Life, record: Option<&Record>) -> Result<Deputy, Failed> {
-        let Some(draft) = record.map(|record| &record.draft) else {
+        let Some(record) = record else {
             return Ok(Deputy::Own);
         };
-        let rows = draft
-            .rows()
-            .map_err(|error| Failed::Differs(error.to_string()))?;
-        if let Some(rows) = rows {
-            if rows.catalog().is_some() {
-                return Ok(Deputy::Own);
-            }
-            let mut deputy = None;
-            for (login, role) in rows.said_by() {
-                let executes = Executes::Definitions;
-                let mut of = self.deputy_of_login(life, login, executes).await?;
-                if let Deputy::Own = of {
-                    // A superuser who was somebody else: what that one has defined may run, and could be a superuser again.
-                    of = self.deputy_of_login(life, role, executes).await?;
-                }
-                if let Deputy::Own = of {
-                    // Whoever was several roles in one transaction is a superuser.
-                    return Ok(of);
-                }
-                deputy = Some(of);
-            }
-            return match deputy {
-                Some(deputy) => Ok(deputy),
-                None => self.writer(life).await,
-            };
+        let rows = rows_of(record)?;
+        if rows.catalog().is_some() {
+            return Ok(Deputy::Own);
         }
-        let Some(login) = draft.login() else {
-            return match draft.statements.is_empty() {
-                true => Ok(Deputy::Own),
-                false => Err(Failed::Differs("nobody knows who has done this".to_owned())),
-            };
-        };
-        self.deputy_of_login(life, login, Executes::Statements)
-            .await
+        let mut deputy = None;
+        for (login, role) in rows.said_by() {
+            let mut of = self.deputy_of_login(life, login).await?;
+            if let Deputy::Own = of {
+                // A superuser who was somebody else: what that one has defined may run, and could be a superuser again.
+                of = self.deputy_of_login(life, role).await?;
+            }
+            if let Deputy::Own = of {
+                // Whoever was several roles in one transaction is a superuser.
+                return Ok(of);
+            }
+            deputy = Some(of);
+        }
+        match deputy {
+            Some(deputy) => Ok(deputy),
+            None => self.writer(life).await,
+        }
     }
 
     /// The secret with which a deputy's session writes rows; none if it does not, or needs none.
-    async fn secret_of(
-        &self,
-        life: Life,
-        records: &[Record],
-        deputy: &Deputy,
-    ) -> Result<Option<String>, Failed> {
-        let has_rows = records.iter().any(|record| record.draft.header().is_some());
-        if !has_rows || matches!(deputy.name(), "" | ROWS) {
+    async fn secret_of(&self, life: Life, deputy: &Deputy) -> Result<Option<String>, Failed> {
+        if matches!(deputy.name(), "" | ROWS) {
             return Ok(None);
         }
         match self.writer(life).await? {
@@ -396,30 +291,24 @@ impl Member {
     /// The deputy that writes rows.
     pub(super) async fn writer(&self, life: Life) -> Result<Deputy, Failed> {
         let mut deputies = self.deputies.lock().await;
-        let writer = (ROWS, Executes::Definitions);
-        if let Some((deputy, _)) = deputies.of(life, 0, writer) {
+        if let Some((deputy, _)) = deputies.of(life, 0, ROWS) {
             return Ok(deputy);
         }
         let (deputy, text) = deputy::make_writer(&self.target)?;
         self.ask(&text).await.map_err(std::io::Error::other)?;
-        deputies.learn(0, writer, &deputy);
+        deputies.learn(0, ROWS, &deputy);
         Ok(deputy)
     }
 
-    async fn deputy_of_login(
-        &self,
-        life: Life,
-        login: String,
-        executes: Executes,
-    ) -> Result<Deputy, Failed> {
+    async fn deputy_of_login(&self, life: Life, login: String) -> Result<Deputy, Failed> {
         let definitions = self.definitions.load(Ordering::Acquire);
         let mut deputies = self.deputies.lock().await;
-        let known = deputies.of(life, definitions, (&login, executes));
+        let known = deputies.of(life, definitions, &login);
         if let Some((deputy, false)) = known {
             return Ok(deputy);
         }
         // Nothing that keeps one from being made is a difference.
-        let described = self.ask(&deputy::question(&login, executes)).await;
+        let described = self.ask(&deputy::question(&login)).await;
         let row = described.map_err(std::io::Error::other)?.row();
         let mut row = row.into_iter().flatten();
         let (Some(is_superuser), Some(name)) = (row.next(), row.next()) else {
@@ -429,66 +318,35 @@ impl Member {
             _ if is_superuser == "t" => Deputy::Own,
             Some((deputy, _)) if deputy.name() == name => deputy,
             _ => {
-                let (deputy, text) = deputy::make(&self.target, &login, name, executes)?;
+                let (deputy, text) = deputy::make(&self.target, &login, name)?;
                 self.ask(&text).await.map_err(std::io::Error::other)?;
                 deputy
             }
         };
-        deputies.learn(definitions, (&login, executes), &deputy);
+        deputies.learn(definitions, &login, &deputy);
         Ok(deputy)
     }
 
     async fn execute(&self, applier: &mut Applier, records: &[Record]) -> Result<(), Failed> {
         let definitions = self.definitions.load(Ordering::Acquire);
         applier.begin(definitions)?;
-        if records.iter().any(|record| record.draft.header().is_some()) {
-            return self.execute_rows(applier, definitions, records).await;
-        }
-        let statements = records.iter().flat_map(|record| &record.draft.statements);
-        applier.run(definitions, statements).await?;
-        let drafts = || records.iter().map(|record| &record.draft);
-        let may_set_back = drafts().any(|draft| draft.is_definition());
-        if may_set_back {
-            // Definitions have changed: texts may mean something else.
-            applier.session.wire.statements.drop_all();
-        }
-        let mut sequences = drafts().flat_map(|draft| &draft.sequences);
-        if may_set_back || self.lacks(applier.life, &mut sequences).await {
-            let all = drafts().flat_map(|draft| draft.sequences.iter().cloned());
-            self.raise_all(applier, &all.collect::<Vec<_>>(), may_set_back)
-                .await?;
-        }
-        applier.commit(records).await?;
-        if may_set_back {
-            // Nothing else is executed meanwhile.
-            self.redefined();
-        }
-        Ok(())
-    }
-
-    /// Executes transactions with rows; those that are executed as one have nothing else.
-    async fn execute_rows(
-        &self,
-        applier: &mut Applier,
-        definitions: u64,
-        records: &[Record],
-    ) -> Result<(), Failed> {
         let mut defines = false;
         for record in records {
-            let rows = record
-                .draft
-                .rows()
-                .map_err(|error| Failed::Differs(error.to_string()))?;
-            let rows =
-                rows.ok_or_else(|| Failed::Differs("a transaction without rows".to_owned()))?;
+            let rows = rows_of(record)?;
             defines |= rows.defines();
             self.write_rows(applier, definitions, &rows).await?;
             self.set_sequences(applier, &record.draft.sequences).await?;
         }
         applier.commit(records).await?;
         if defines {
+            // Nothing else is executed meanwhile.
             self.redefined();
         }
         Ok(())
     }
+}
+
+fn rows_of(record: &Record) -> Result<Rows, Failed> {
+    let rows = record.draft.rows();
+    rows.map_err(|error| Failed::Differs(error.to_string()))
 }

@@ -12,8 +12,8 @@ use super::apply::{Applier, Failed};
 use super::definitions;
 use super::deputy::{self, ROWS};
 use super::member::Member;
+use super::statements::Parameter;
 use super::wire::{Wire, tag};
-use crate::core::record::Parameter;
 use crate::core::rows::{Change, Definition, Rows};
 use crate::rows::shared::{SHARED, executing};
 use crate::rows::write::{self, Column, Table, Values, Written};
@@ -272,11 +272,7 @@ async fn compare(applier: &mut Applier, sent: &mut Sent<'_>) -> Result<(), Faile
 impl Applier {
     /// Puts the statement of a change without sending it: the answer that must come.
     fn put_written(&mut self, written: Written) -> Result<&'static str, Failed> {
-        let parameter = |value| Parameter {
-            type_oid: 0,
-            is_binary: false,
-            value,
-        };
+        let parameter = |value| Parameter { type_oid: 0, value };
         let Some(secret) = self.secret.clone() else {
             let parameters = written.parameters.into_iter().map(parameter);
             self.put(&written.text, &parameters.collect::<Vec<_>>())?;
@@ -307,7 +303,7 @@ impl Applier {
         let Wire {
             statements, output, ..
         } = &mut self.session.wire;
-        statements.put_open(output, text, parameters, &[])?;
+        statements.put_open(output, text, parameters)?;
         self.is_open = true;
         Ok(())
     }

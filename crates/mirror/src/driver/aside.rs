@@ -22,11 +22,12 @@ impl Hub {
             rows::end_writers(&mut session).await
         };
         match ended.await {
-            Ok(began) if self.look(Manager::life) == life && !self.role().serves() => {
-                *self.capture.began.lock() = Some(began);
-                self.capture.learn();
-            }
-            Ok(_) => {}
+            Ok(began) => self.act(|manager, _| {
+                if manager.life() == life && !manager.role().serves() {
+                    manager.own_ends(began);
+                    *self.capture.began.lock() = Some(began);
+                }
+            }),
             Err(error) => {
                 tracing::debug!(%error, "clients' sessions at the member cannot be ended now")
             }

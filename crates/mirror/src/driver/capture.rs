@@ -10,6 +10,7 @@
 //! Invariant: a primary confirms a position only when the log has every commit before it; a manager that is not primary any more confirms
 //! no commit of which it does not know that the log has it. Each epoch has a stream of its own, which begins where the log ends.
 
+use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
@@ -20,12 +21,11 @@ use protocol::frame;
 use tokio::sync::mpsc;
 
 use super::definitions::Definitions;
-use super::hub::{Event, Hub};
-use super::level::Surplus;
+use super::hub::Hub;
+use super::level::{Event, Surplus};
 use super::rows;
 use super::sequences::Sequences;
 use super::wire::{Postgres, Said, WireError};
-use crate::core::locks::Tx;
 use crate::core::manager::{Life, Manager, Role};
 use crate::core::pgoutput::{self, Streamed};
 use crate::core::record::{Number, Token};
@@ -86,7 +86,6 @@ pub(super) struct Stream<'a> {
 /// State of a primary's stream.
 struct Log {
     epoch: u32,
-    tx: Tx,
     events: mpsc::UnboundedReceiver<Event>,
     /// A session for questions.
     asks: Postgres,
@@ -98,6 +97,8 @@ struct Log {
     last: Header,
     /// Up to where the log had this server's commits.
     logged: Lsn,
+    /// Commits that a stream before this one has given to the log, and that are not acknowledged.
+    given: BTreeMap<Lsn, Number>,
     /// Commits up to here were made before the epoch.
     past: Lsn,
     /// The log says that this member has served in this epoch.
@@ -121,12 +122,14 @@ async fn stream(hub: &Hub, epoch: Option<u32>) -> Result<(), WireError> {
     let log = match epoch {
         None => None,
         Some(epoch) => {
-            let (tx, events) = hub.enter(None, None);
+            let listens = |manager: &mut Manager| (hub.capture.listen(), manager.given());
+            let (events, (given, writing)) = hub.act(|manager, _| listens(manager));
+            let logged = given.keys().copied().fold(logged, Lsn::max);
             let past = rows::end_of_wal(&mut asks).await?;
             Some(Log {
                 epoch,
-                tx,
                 events,
+                given,
                 asks,
                 sequences: Sequences::default(),
                 keys: rows::Keys::default(),
@@ -145,12 +148,11 @@ async fn stream(hub: &Hub, epoch: Option<u32>) -> Result<(), WireError> {
                 past,
                 is_begun: false,
                 definitions: Definitions::new(&hub.member),
-                writing: 0,
+                writing,
                 batch: Vec::new(),
             })
         }
     };
-    let tx = log.as_ref().map(|log| log.tx);
     rows::begin_stream(&mut session).await?;
     let mut stream = Stream {
         hub,
@@ -163,11 +165,10 @@ async fn stream(hub: &Hub, epoch: Option<u32>) -> Result<(), WireError> {
         turns: rows::Turns::new(),
         log,
     };
-    let ended = stream.follow(&mut session).await;
-    if let Some(tx) = tx {
-        hub.leave(tx);
+    if epoch.is_some() && *hub.capture.level.borrow() == epoch {
+        stream.assembly.cut(PIECE_BYTES);
     }
-    ended
+    stream.follow(&mut session).await
 }
 
 impl Stream<'_> {
@@ -272,7 +273,8 @@ impl Stream<'_> {
         let is_nothing = captured.header.piece == 0 && captured.rows.changes.is_empty();
         if has || is_executed || is_nothing {
             if captured.header.is_last {
-                self.confirmed.push(end, None);
+                let given = log.given.get(&end).copied();
+                self.confirmed.push(end, given.map(Awaits::Record));
             }
             return Ok(());
         }
@@ -397,10 +399,10 @@ impl Stream<'_> {
             count: u64::from(header.origin.xid),
         };
         let draft = rows.draft(&header, token, sequences);
-        let (tx, epoch) = (log.tx, log.epoch);
+        let epoch = log.epoch;
         let number = self.hub.act(|manager, out| {
             let is_of_now = manager.epoch() == Some(epoch);
-            is_of_now.then(|| manager.commit(tx, draft, out)).flatten()
+            is_of_now.then(|| manager.commit(draft, out)).flatten()
         });
         log.writing += 1;
         if header.is_last {
@@ -416,14 +418,11 @@ impl Stream<'_> {
         let mut next = event;
         while let Some(event) = next {
             match event {
-                Event::Commit(number) => {
-                    log.writing = log.writing.saturating_sub(1);
-                    let life = self.life;
-                    self.hub
-                        .act(|manager, out| manager.committed(life, number, out));
+                Event::Logged(_) => log.writing = log.writing.saturating_sub(1),
+                Event::Answer(number) => {
+                    log.given.retain(|_, given| *given != number);
+                    self.confirmed.logged(number);
                 }
-                Event::Answer(number) => self.confirmed.logged(number),
-                _ => {}
             }
             next = log.events.try_recv().ok();
         }

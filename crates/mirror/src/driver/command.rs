@@ -21,8 +21,6 @@ use crate::core::manager::{Ack, Manager, Role};
 
 /// How long a handover waits for transactions to end.
 const HANDOVER: Duration = Duration::from_secs(30);
-/// How long of it for those that have locked nothing; they are ended then.
-const READERS: Duration = Duration::from_secs(10);
 
 /// So long it may take until nobody attends to the member.
 const LEAVES_WITHIN: Duration = Duration::from_secs(20);
@@ -69,9 +67,6 @@ pub struct Status {
     /// How far that is.
     #[serde(default)]
     pub filling: Option<String>,
-    /// Classes that transactions have locked.
-    #[serde(default)]
-    pub locked: u64,
 }
 
 pub(super) fn status(hub: &Hub) -> Status {
@@ -95,7 +90,6 @@ pub(super) fn status(hub: &Hub) -> Status {
             .filling
             .lock()
             .map(|(step, since)| format!("{step}, for {} s in all", since.elapsed().as_secs())),
-        locked: manager.locked() as u64,
     })
 }
 
@@ -144,7 +138,7 @@ async fn switch_over(hub: &Hub) -> Result<String, String> {
     match hand_over(hub).await {
         Ok(()) => Ok("{\"handed_over\":true}".to_owned()),
         Err(why) => {
-            hub.act(|manager, out| manager.stay(out));
+            hub.act(|manager, _| manager.stay());
             hub.open_gate();
             Err(why)
         }
@@ -157,11 +151,8 @@ async fn hand_over(hub: &Hub) -> Result<(), String> {
     let mut standby = Instant::now();
     let mut is_asked = false;
     while hub.role() == Role::Primary {
-        let ships_rows = hub.config.ships_rows();
-        if !is_asked && (hub.is_quiet() || !ships_rows && started.elapsed() > READERS) {
-            if ships_rows {
-                rows::is_logged(&hub.member, &hub.capture, HANDOVER).await?;
-            }
+        if !is_asked && hub.is_quiet() {
+            rows::is_logged(&hub.member, &hub.capture, HANDOVER).await?;
             hub.act(|manager, out| manager.switch_over(out));
             is_asked = true;
             continue;
@@ -176,9 +167,9 @@ async fn hand_over(hub: &Hub) -> Result<(), String> {
             return Err("the standby was lost meanwhile; try again when there is one".to_owned());
         }
         if started.elapsed() > HANDOVER {
-            return Err(match hub.look(Manager::running) {
-                0 if hub.is_quiet() => "the standby does not get on with what was committed; look at the log of its manager",
-                _ => "transactions are open for longer than 30 s; end them, and try again",
+            return Err(match hub.is_quiet() {
+                true => "the standby does not get on with what was committed; look at the log of its manager",
+                false => "transactions are open for longer than 30 s; end them, and try again",
             }
             .to_owned());
         }
@@ -232,9 +223,12 @@ async fn adopt_alone(hub: &Hub) -> Result<(), String> {
         "DELETE FROM understudy_mirror.applied WHERE number > {last}; {}",
         rows::FORGET_EPOCHS
     );
+    // Nothing that is defined here is anybody's but the manager's.
+    session.query(rows::OWN).await.map_err(told)?;
     let tokens = Tokens::up_to(epoch);
     let made = install_with(&mut session, &ledger, &tokens, Some(log), &more).await;
     made.map_err(told)?;
+    session.query(rows::SETTLE).await.map_err(told)?;
     hub.zones.name(log).await.map_err(told)?;
     hub.act(|manager: &mut Manager, _| manager.log_renamed(epoch, log));
     hub.difference.lock().take();
@@ -293,19 +287,14 @@ pub fn metrics(hub: &Hub) -> String {
             of(&counters.applied),
         ),
         (
-            "rows_sent_total",
-            "rows sent in place of statements",
-            of(&counters.rows_sent),
-        ),
-        (
             "refused_total",
             "statements that cannot be mirrored",
             of(&counters.refused),
         ),
         (
-            "deadlocks_total",
-            "deadlocks between transactions",
-            of(&counters.deadlocks),
+            "compared_total",
+            "transactions of the standby that were compared with the log",
+            of(&counters.compared),
         ),
         (
             "transfers_total",

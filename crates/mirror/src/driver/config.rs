@@ -9,7 +9,9 @@ use proxy::driver::dial::Dialer;
 use serde::Deserialize;
 
 use crate::core::manager::{Ack, Rules};
-use crate::sql::Harmless;
+
+/// Keys that an earlier version had.
+const GONE: &[&str] = &["ship", "lock_timeout", "transaction_bytes", "harmless"];
 
 /// A configuration that makes no sense.
 #[derive(Debug, thiserror::Error)]
@@ -17,17 +19,6 @@ use crate::sql::Harmless;
 pub struct ConfigError {
     key: &'static str,
     reason: String,
-}
-
-/// Content of a logged transaction.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Deserialize)]
-#[serde(rename_all = "snake_case")]
-pub enum Ship {
-    /// The rows that it has changed, as PostgreSQL says them. Requires `wal_level = logical` of both members.
-    #[default]
-    Rows,
-    /// Its statements, as the manager has planned them; rows where those are not enough.
-    Statements,
 }
 
 /// `[mirror]`
@@ -50,9 +41,6 @@ pub struct Config {
     /// Connection string of the other member, for state transfers and comparisons. Required, unless `single` is set.
     #[serde(default)]
     pub other_member: String,
-    /// Content of a logged transaction: its statements, or the rows that it has changed. The same on both managers.
-    #[serde(default)]
-    pub ship: Ship,
     /// Condition for the acknowledgement of a commit.
     #[serde(default)]
     pub ack: Ack,
@@ -66,9 +54,6 @@ pub struct Config {
     /// Time that a primary relies on its epoch after the zones have confirmed it, at most `timeout`.
     #[serde(with = "humantime_serde", default = "default_lease")]
     pub lease: Duration,
-    /// Longest time that a statement waits for others that it conflicts with.
-    #[serde(with = "humantime_serde", default = "default_lock_timeout")]
-    pub lock_timeout: Duration,
     /// Number of sessions that execute the log on the member.
     #[serde(default = "default_appliers")]
     pub appliers: usize,
@@ -81,12 +66,6 @@ pub struct Config {
     /// Number of transactions that the log retains for a member that is away.
     #[serde(default = "default_retain")]
     pub retain: u64,
-    /// Most bytes of a transaction, at most 268435456. A longer one is refused.
-    #[serde(default = "default_transaction_bytes")]
-    pub transaction_bytes: usize,
-    /// Functions and triggers that the operator vouches for.
-    #[serde(default)]
-    pub harmless: Harmless,
     /// Directory of `pg_dump`, `pg_dumpall`, `pg_restore` and `psql`, of the newer of both versions. Without it, the path is
     /// searched.
     pub bin: Option<PathBuf>,
@@ -126,10 +105,6 @@ fn default_lease() -> Duration {
     Duration::from_secs(1)
 }
 
-fn default_lock_timeout() -> Duration {
-    Duration::from_secs(60)
-}
-
 fn default_threads() -> usize {
     1
 }
@@ -144,13 +119,6 @@ fn default_lag() -> u64 {
 
 fn default_retain() -> u64 {
     1_000_000
-}
-
-/// A message between the managers must hold a transaction, with what it conflicts on.
-const MOST_TRANSACTION_BYTES: usize = 256 << 20;
-
-fn default_transaction_bytes() -> usize {
-    64 << 20
 }
 
 /// Where a member is, and who logs in.
@@ -236,9 +204,19 @@ impl Config {
     /// # Errors
     /// If it makes no sense.
     pub fn parse(text: &str) -> Result<Config, ConfigError> {
-        let config: Config = toml::from_str(text).map_err(|error| ConfigError {
-            key: "",
-            reason: error.to_string(),
+        let config: Config = toml::from_str(text).map_err(|error| {
+            let said = error.to_string();
+            let is_it = |key: &&&str| said.contains(&format!("unknown field `{key}`"));
+            match GONE.iter().find(is_it) {
+                Some(key) => ConfigError {
+                    key,
+                    reason: "is of a version that logged statements: leave it out".to_owned(),
+                },
+                None => ConfigError {
+                    key: "",
+                    reason: said,
+                },
+            }
         })?;
         config.member_tls.check().map_err(|reason| ConfigError {
             key: "member_tls.root",
@@ -275,12 +253,6 @@ impl Config {
             return refused(
                 "other_member",
                 "must have the same name of the database as the member",
-            );
-        }
-        if config.transaction_bytes > MOST_TRANSACTION_BYTES {
-            return refused(
-                "transaction_bytes",
-                "must be at most 268435456, as much as a message between the managers holds",
             );
         }
         if config.lease > config.timeout {
@@ -335,15 +307,10 @@ impl Config {
     /// A connection string that cannot be parsed.
     pub fn managers(&self) -> Result<Vec<String>, ConfigError> {
         let mut names = vec![self.target()?.user];
-        if self.ships_rows() {
+        if !self.single {
             names.push(self.other_target()?.user);
         }
         Ok(names)
-    }
-
-    /// True if transactions are logged as rows.
-    pub fn ships_rows(&self) -> bool {
-        self.ship == Ship::Rows && !self.single
     }
 
     /// What the manager goes by.
@@ -381,13 +348,6 @@ mod tests {
     }
 
     #[test]
-    fn rows_are_logged_unless_somebody_says_otherwise() {
-        assert!(Config::parse(SMALLEST).expect("valid").ships_rows());
-        let text = format!("{SMALLEST}ship = 'statements'");
-        assert!(!Config::parse(&text).expect("valid").ships_rows());
-    }
-
-    #[test]
     fn a_single_member_needs_neither_the_other_nor_its_manager() {
         let text = "single = true\npeer_listen = '127.0.0.1:1'\nmember = 'host=/tmp user=postgres dbname=app'\n";
         let config = Config::parse(text).expect("valid");
@@ -416,7 +376,9 @@ mod tests {
         };
         assert!(told("lease = '5s'").contains("lease"));
         assert!(told("leas = '5s'").contains("leas"));
-        assert!(told("transaction_bytes = 268435457").contains("transaction_bytes"));
+        for gone in GONE {
+            assert!(told(&format!("{gone} = 1")).contains("leave it out"));
+        }
         assert!(told("single = true").contains("single"));
         let without_peer = SMALLEST.replace("peer = '127.0.0.1:2'\n", "");
         let mistake = Config::parse(&without_peer).expect_err("no peer");

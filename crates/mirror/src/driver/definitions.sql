@@ -33,7 +33,7 @@ said (kind, name, said) AS (
   FROM pg_constraint k LEFT JOIN relations c ON c.oid = k.conrelid
   WHERE k.connamespace IN (SELECT oid FROM schemas) AND (k.conrelid = 0 OR c.oid IS NOT NULL)
   UNION ALL
-  SELECT 'index', c.name, concat_ws(' ', pg_get_indexdef(i.indexrelid), i.indisvalid, i.indisclustered, i.indisreplident,
+  SELECT 'index', c.name, concat_ws(' ', pg_get_indexdef(i.indexrelid), i.indisvalid, i.indisreplident,
     (SELECT spcname FROM pg_tablespace t WHERE t.oid = c.reltablespace))
   FROM relations c JOIN pg_index i ON i.indexrelid = c.oid
   UNION ALL
@@ -144,7 +144,7 @@ said (kind, name, said) AS (
   SELECT 'comment', pg_describe_object(d.classoid, d.objoid, d.objsubid), d.description
   FROM pg_description d
   WHERE (d.objoid >= 16384 OR d.classoid = 'pg_namespace'::regclass)
-    AND pg_describe_object(d.classoid, d.objoid, d.objsubid) !~ 'understudy_mirror|^(schema|toast table|.* in schema) pg_toast'
+    AND pg_describe_object(d.classoid, d.objoid, d.objsubid) !~ 'understudy_mirror|^(schema|toast table|.* in schema) pg_toast|\mpg_temp_'
   UNION ALL
   SELECT 'security label', pg_describe_object(l.classoid, l.objoid, l.objsubid), concat_ws(' ', l.provider, l.label) FROM pg_seclabel l
   UNION ALL

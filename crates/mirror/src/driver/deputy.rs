@@ -4,7 +4,7 @@
 //!   client logs in as app ──▶ the log says so ──▶ a session logged in as understudy_as_16388, a member of app and of nothing else
 //! ```
 //!
-//! Checks, indexes, casts and triggers that a client's statement sets off are executed by that session, and can get out of every role
+//! What a client's definition sets off (checks, indexes, casts) is executed by that session, and can get out of every role
 //! that the session is put into, back to whoever has logged in. Invariant: that is nobody with more rights than whoever has logged in at
 //! the primary had. A superuser's statements are executed by the manager's own sessions, as PostgreSQL would.
 
@@ -33,15 +33,6 @@ pub enum Deputy {
     Role(Box<Target>),
 }
 
-/// Kind of what a deputy executes.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-pub enum Executes {
-    /// Statements, which set triggers off.
-    Statements,
-    /// Definitions among rows, which set nothing off.
-    Definitions,
-}
-
 impl Deputy {
     /// The name of the role; nothing of the manager's own.
     pub fn name(&self) -> &str {
@@ -56,46 +47,32 @@ impl Deputy {
 #[derive(Debug, Default)]
 pub struct Deputies {
     life: Life,
-    known: HashMap<(String, Executes), (u64, Deputy)>,
+    known: HashMap<String, (u64, Deputy)>,
 }
 
 impl Deputies {
     /// The deputy of a role, and whether definitions have changed since that was found out.
-    pub fn of(
-        &mut self,
-        life: Life,
-        definitions: u64,
-        (login, executes): (&str, Executes),
-    ) -> Option<(Deputy, bool)> {
+    pub fn of(&mut self, life: Life, definitions: u64, login: &str) -> Option<(Deputy, bool)> {
         if self.life != life {
             // They may be lost with the server's last commits.
             self.life = life;
             self.known.clear();
         }
-        let (of, deputy) = self.known.get(&(login.to_owned(), executes))?;
+        let (of, deputy) = self.known.get(login)?;
         Some((deputy.clone(), *of != definitions))
     }
 
     /// A deputy was found out.
-    pub fn learn(
-        &mut self,
-        definitions: u64,
-        (login, executes): (&str, Executes),
-        deputy: &Deputy,
-    ) {
+    pub fn learn(&mut self, definitions: u64, login: &str, deputy: &Deputy) {
         let entry = (definitions, deputy.clone());
-        self.known.insert((login.to_owned(), executes), entry);
+        self.known.insert(login.to_owned(), entry);
     }
 }
 
 /// Asks whether a role is a superuser, and what its deputy is called.
-pub fn question(login: &str, executes: Executes) -> String {
-    let suffix = match executes {
-        Executes::Statements => "",
-        Executes::Definitions => "_rows",
-    };
+pub fn question(login: &str) -> String {
     format!(
-        "SELECT rolsuper, pg_catalog.format('{PREFIX}%s{suffix}', oid) FROM pg_catalog.pg_roles WHERE rolname = {}",
+        "SELECT rolsuper, pg_catalog.format('{PREFIX}%s_rows', oid) FROM pg_catalog.pg_roles WHERE rolname = {}",
         quote_literal(login)
     )
 }
@@ -129,21 +106,12 @@ pub fn make_writer(member: &Target) -> io::Result<(Deputy, String)> {
 
 /// A deputy, and the statements that make it. One that is there is of an earlier process, which alone knew the password, or somebody
 /// else's.
-pub fn make(
-    member: &Target,
-    login: &str,
-    name: String,
-    executes: Executes,
-) -> io::Result<(Deputy, String)> {
+pub fn make(member: &Target, login: &str, name: String) -> io::Result<(Deputy, String)> {
     let password = protocol::scram::nonce().map_err(|error| io::Error::other(error.to_string()))?;
-    // Who may not set it has it from the beginning, and keeps it.
-    let fires = match executes {
-        Executes::Statements => "origin",
-        Executes::Definitions => "replica",
-    };
+    // Who may not set whether triggers fire has it from the beginning, and keeps it.
     let text = format!(
         "DROP ROLE IF EXISTS {name}; CREATE ROLE {name} LOGIN INHERIT PASSWORD {}; \
-         ALTER ROLE {name} SET session_replication_role = '{fires}'; GRANT {} TO {name}",
+         ALTER ROLE {name} SET session_replication_role = 'replica'; GRANT {} TO {name}",
         quote_literal(&scram_sha_256(password.as_bytes())),
         escape_identifier(login)
     );

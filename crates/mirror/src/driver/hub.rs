@@ -3,13 +3,12 @@
 //! Everything that happens is told to the manager under one lock, and what it wants done is begun under the same lock, so that it is
 //! begun in the order in which it was wanted. Nothing waits while it is held.
 
-use std::collections::HashMap;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use dax::tls::{PostgresServer, Tls};
-use parking_lot::{Mutex, RwLock};
+use parking_lot::Mutex;
 use proxy::core::sql::Statements;
 use tokio::sync::{mpsc, watch};
 
@@ -18,53 +17,24 @@ use super::apply::Applied;
 use super::config::Config;
 use super::counters::{Counters, unix_ms};
 use super::jobs::Job;
-use super::level::Capture;
+use super::level::{Capture, Event};
 use super::member::Member;
 use super::ready::{Comes, LATER, Ready};
 use super::session::Cancels;
-use super::wire::WireError;
 use super::zones::Zones;
 use crate::core::gate::Gate;
-use crate::core::locks::Tx;
 use crate::core::manager::{Effect, Life, Manager, Message, Role};
-use crate::core::record::{Number, Record, Token};
-use crate::sql::Facts;
+use crate::core::record::{Number, Record};
 
 /// How long after one that could not be executed.
 const APPLY_AGAIN: Duration = Duration::from_millis(200);
-/// How long after the catalog could not be read.
+/// How long after the member could not be asked.
 pub(super) const READ_AGAIN: Duration = Duration::from_millis(100);
 /// How long a client that logs in waits at most for a primary to let clients in.
 const OPENS_IN: Duration = Duration::from_secs(5);
 
 /// What is served in where nobody else could: no epoch of the zones has this number.
 const NO_EPOCH: u32 = 0;
-
-/// What a client's session is told.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Event {
-    /// It has what it asked for.
-    Granted,
-    /// It is the victim of a deadlock.
-    Deadlock,
-    /// The same, of one that goes through the member.
-    Circle,
-    /// Its client does not want to wait any more.
-    Cancelled,
-    /// It is in the log as this number: commit.
-    Commit(Number),
-    /// It has committed.
-    Answer(Number),
-}
-
-/// A transaction that is told things.
-struct Listener {
-    events: mpsc::UnboundedSender<Event>,
-    /// That of its session at the member.
-    process: Option<i32>,
-    /// By which it can be asked about.
-    token: Option<Token>,
-}
 
 /// What protects connections.
 pub struct Protection {
@@ -93,9 +63,7 @@ pub struct Hub {
     pub name: String,
     manager: Mutex<Manager>,
     started: Instant,
-    sessions: Mutex<HashMap<Tx, Listener>>,
     ready: Ready,
-    next_tx: AtomicU64,
     /// The epoch in which clients are served.
     serving: watch::Sender<Option<u32>>,
     jobs: mpsc::UnboundedSender<Job>,
@@ -103,9 +71,6 @@ pub struct Hub {
     pub peer: Mutex<Option<mpsc::UnboundedSender<Message>>>,
     pub zones: Arc<Zones>,
     pub member: Arc<Member>,
-    pub facts: RwLock<Arc<Facts>>,
-    /// Who reads the catalog.
-    reading: tokio::sync::Mutex<()>,
     /// The member is being filled: nobody uses it.
     pub is_filling: AtomicBool,
     /// What is done to fill it now, and since when it is being filled.
@@ -147,16 +112,12 @@ impl Hub {
             config,
             name,
             started: Instant::now(),
-            sessions: Mutex::default(),
             ready: Ready::default(),
-            next_tx: AtomicU64::new(0),
             serving: watch::Sender::new(None),
             jobs,
             peer: Mutex::default(),
             zones,
             member,
-            facts: RwLock::default(),
-            reading: tokio::sync::Mutex::default(),
             is_filling: AtomicBool::new(false),
             filling: Mutex::default(),
             counters: Counters::default(),
@@ -207,9 +168,7 @@ impl Hub {
             tracing::error!("{advice}");
         }
         let (epoch, life) = (manager.epoch(), manager.life());
-        if self.config.ships_rows() {
-            self.capture.learn();
-        }
+        self.capture.learn();
         let mut ready = Vec::new();
         for effect in out {
             match effect {
@@ -282,53 +241,6 @@ impl Hub {
         self.gate.borrow().is_quiet()
     }
 
-    /// A transaction that begins, and where it is told things; `process` is that of its session at the member.
-    pub fn enter(
-        &self,
-        process: Option<i32>,
-        token: Option<Token>,
-    ) -> (Tx, mpsc::UnboundedReceiver<Event>) {
-        let tx = Tx(self.next_tx.fetch_add(1, Ordering::Relaxed) + 1);
-        let (events, receiver) = mpsc::unbounded_channel();
-        let listener = Listener {
-            events,
-            process,
-            token,
-        };
-        self.sessions.lock().insert(tx, listener);
-        (tx, receiver)
-    }
-
-    /// Which transactions processes of the member execute.
-    pub fn processes(&self) -> Vec<(Tx, i32)> {
-        let sessions = self.sessions.lock();
-        let known = sessions.iter();
-        known
-            .filter_map(|(tx, session)| Some((*tx, session.process?)))
-            .collect()
-    }
-
-    /// True if a transaction is open, or committing: that it is before it is not open any more.
-    pub fn is_under_way(&self, token: Token) -> bool {
-        let is_its = |one: &Listener| one.token == Some(token);
-        let is_open = self.sessions.lock().values().any(is_its);
-        is_open || self.look(|manager| manager.is_in_flight(token))
-    }
-
-    /// A transaction is over.
-    pub fn leave(&self, tx: Tx) {
-        self.sessions.lock().remove(&tx);
-        self.act(|manager, out| manager.ended(tx, out));
-    }
-
-    /// Tells a transaction something.
-    pub fn tell(&self, tx: Tx, event: Event) {
-        if let Some(session) = self.sessions.lock().get(&tx) {
-            // Who does not listen any more does not care.
-            let _ = session.events.send(event);
-        }
-    }
-
     fn ask(&self, job: Job) {
         // It ends with the process.
         let _ = self.jobs.send(job);
@@ -360,19 +272,16 @@ impl Hub {
             }
             Effect::Unserve => {
                 self.serving.send_replace(None);
-                if self.config.ships_rows() {
+                // Clients may have changed what the manager's sessions have prepared.
+                self.member.redefined();
+                if !self.config.single {
                     *self.capture.began.lock() = None;
                     self.capture.epoch.send_replace(None);
                     self.spawn(|hub| async move { hub.end_writers().await });
                 }
             }
-            Effect::Commit(tx, number) => self.tell(tx, Event::Commit(number)),
-            Effect::Granted(tx) => self.tell(tx, Event::Granted),
-            Effect::Deadlock(tx) => {
-                self.counters.deadlocks.fetch_add(1, Ordering::Relaxed);
-                self.tell(tx, Event::Deadlock);
-            }
-            Effect::Answer(tx, number) => self.tell(tx, Event::Answer(number)),
+            Effect::Logged(number) => self.capture.tell(Event::Logged(number)),
+            Effect::Answer(number) => self.capture.tell(Event::Answer(number)),
             // Begun together with others, by whoever has them.
             Effect::Apply(_) => {}
             Effect::MarkDiverged => self.spawn(|hub| async move { hub.mark().await }),
@@ -387,16 +296,12 @@ impl Hub {
         }
     }
 
-    /// Lets clients in, with what is known of the catalog now.
+    /// Lets clients in, once the log has what its member has committed.
     async fn serve(&self, epoch: Option<u32>) {
         let Some(epoch) = epoch else {
-            return self.serve_singly().await;
+            return self.serve_singly();
         };
-        match self.config.ships_rows() {
-            // What its member has committed and the log has not is logged first.
-            true => self.level(epoch).await,
-            false => self.follow_definitions(epoch).await,
-        }
+        self.level(epoch).await;
         let last = self.look(|manager| manager.last());
         let what = serde_json::json!({
             "epoch": epoch, "manager": self.name, "transaction": last.0, "unix_ms": unix_ms(),
@@ -415,12 +320,9 @@ impl Hub {
     }
 
     /// Lets clients of the only member in.
-    async fn serve_singly(&self) {
-        let life = self.look(Manager::life);
-        self.read_facts_while(|manager| manager.life() == life)
-            .await;
+    fn serve_singly(&self) {
         self.look(|manager| {
-            if manager.life() == life && manager.role() == Role::Single {
+            if manager.role() == Role::Single {
                 self.open_gate();
                 self.serving.send_replace(Some(NO_EPOCH));
             }
@@ -439,36 +341,6 @@ impl Hub {
         let _ = tokio::time::timeout(OPENS_IN, opens).await;
     }
 
-    /// Reads the catalog anew. One after the other: what somebody has read before is not put back by somebody who is slower.
-    pub async fn read_facts(&self) -> Result<(), WireError> {
-        let _turn = self.reading.lock().await;
-        let facts = self.member.facts().await?;
-        *self.facts.write() = facts;
-        Ok(())
-    }
-
-    /// The same where definitions have changed, before anybody is let at what they concern: again and again, until it succeeds or the
-    /// epoch is over.
-    pub async fn follow_definitions(&self, epoch: u32) {
-        // The manager's own sessions have prepared statements by what was defined before.
-        self.member.redefined();
-        self.read_facts_while(|manager| manager.epoch() == Some(epoch))
-            .await;
-    }
-
-    /// Reads the catalog anew until that succeeds, for as long as this is so.
-    async fn read_facts_while(&self, is_so: impl Fn(&Manager) -> bool) {
-        while self.look(&is_so) {
-            match self.read_facts().await {
-                Ok(()) => return,
-                Err(error) => {
-                    tracing::warn!(%error, "the catalog cannot be read; trying again, and whoever needs it waits");
-                }
-            }
-            tokio::time::sleep(READ_AGAIN).await;
-        }
-    }
-
     /// Has the member execute transactions of the log, again and again, for as long as its server lives: nothing else would make it
     /// current, and somebody may wait for it.
     async fn apply(&self, life: Life, mut records: Vec<Record>) {
@@ -483,9 +355,7 @@ impl Hub {
 
     /// Those that are to be tried again.
     async fn try_to_apply(&self, life: Life, records: &[Record]) -> Vec<Number> {
-        for record in records.iter().filter(|one| one.draft.header().is_some()) {
-            self.capture.keep(record);
-        }
+        records.iter().for_each(|record| self.capture.keep(record));
         let applied = self.member.apply_all(life, records).await;
         let is_done = |applied: &Applied| matches!(applied, Applied::Done);
         let done = applied.iter().filter(|(_, applied)| is_done(applied));
@@ -493,14 +363,6 @@ impl Hub {
         self.counters
             .applied
             .fetch_add(done.len() as u64, Ordering::Relaxed);
-        let is_definition =
-            |record: &Record| done.contains(&record.number) && record.draft.is_definition();
-        if records.iter().any(is_definition)
-            && let Some(epoch) = self.look(Manager::epoch)
-        {
-            // A session was lost that has changed them; whoever waits for its locks plans with what there is now.
-            self.follow_definitions(epoch).await;
-        }
         self.act(|manager, out| {
             done.iter()
                 .for_each(|number| manager.applied(life, *number, out))

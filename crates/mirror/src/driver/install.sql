@@ -21,19 +21,7 @@ CREATE OR REPLACE FUNCTION understudy_mirror.has(number bigint, token text) RETU
     WHEN EXISTS (SELECT FROM understudy_mirror.applied a WHERE a.number = $1 AND a.token = $2) THEN true
     WHEN EXISTS (SELECT FROM understudy_mirror.applied a WHERE a.number = $1) THEN NULL
     ELSE $1 <= (SELECT floor FROM understudy_mirror.state) END';
--- Null if nobody knows. No only to whom a primary's manager has said that the transaction is not under way any more.
-CREATE OR REPLACE FUNCTION understudy_mirror.committed(token text) RETURNS boolean
-  LANGUAGE sql STABLE SECURITY DEFINER SET search_path = pg_catalog
-  AS 'SELECT CASE
-    WHEN EXISTS (SELECT FROM understudy_mirror.applied a WHERE a.token = $1) THEN true
-    WHEN $1 <> ALL (string_to_array(coalesce(current_setting(''understudy_mirror.over'', true), ''''), '' '')) THEN NULL
-    WHEN $1 !~ ''^[0-9]{1,10}-[0-9]{1,18}$'' THEN NULL
-    WHEN (split_part($1, ''-'', 1)::bigint, split_part($1, ''-'', 2)::bigint)
-      > (SELECT forgotten_epoch, forgotten_count FROM understudy_mirror.state) THEN false END';
--- The text of a value, with times as every member reads them.
-CREATE OR REPLACE FUNCTION understudy_mirror.plain(value anyelement) RETURNS text
-  LANGUAGE sql STABLE SET DateStyle = 'ISO' AS 'SELECT $1::text';
 GRANT USAGE ON SCHEMA understudy_mirror TO PUBLIC;
--- Clients' sessions write the numbers of their transactions, which must be above all that is there.
-GRANT INSERT ON understudy_mirror.applied TO PUBLIC;
+-- An earlier version had clients' sessions write numbers.
+REVOKE INSERT ON understudy_mirror.applied FROM PUBLIC;
 GRANT SELECT ON understudy_mirror.state TO PUBLIC;

@@ -326,6 +326,13 @@ CREATE OR REPLACE FUNCTION understudy_mirror.note(event text, tag text, path tex
         result := md5(result);
         PERFORM set_config('understudy_mirror.rewritten', '', true);
       END IF;
+      SELECT c.relname INTO what FROM pg_class c
+        WHERE c.relnamespace = pg_my_temp_schema() AND c.relkind IN ('r', 'v') AND said !~* '\m(temp|temporary|pg_temp)\M'
+          AND CASE WHEN c.relname ~ '^\w+$' THEN said ~* ('\m' || c.relname || '\M') ELSE strpos(said, c.relname) > 0 END LIMIT 1;
+      IF what IS NOT NULL THEN
+        PERFORM understudy_mirror.refuse('a definition that names something temporary, as ' || what,
+          'Name tables of the usual kind, and fill a table by INSERT after it is made; or drop what is temporary first.');
+      END IF;
       IF said IS NULL THEN
         PERFORM understudy_mirror.refuse('a definition that a function says in another way than PL/pgSQL',
           'Say it by itself, or in PL/pgSQL.');

@@ -8,7 +8,7 @@ use tokio::sync::mpsc;
 use xxhash_rust::xxh3::xxh3_128;
 
 use super::hub::Hub;
-use crate::core::log::Identity;
+use crate::core::log::{EARLIER_LOG, Identity};
 use crate::core::manager::Manager;
 use crate::core::record::{Number, Record};
 
@@ -91,6 +91,10 @@ impl Hub {
 }
 
 fn failed(hub: &Hub, error: &Error) {
+    if error.to_string().contains(EARLIER_LOG) {
+        tracing::error!("{EARLIER_LOG}");
+        *hub.hindrance.lock() = Some(EARLIER_LOG.to_owned());
+    }
     tracing::debug!(%error, "no epoch can be owned");
     hub.zones.forget();
     hub.act(|manager, _| manager.not_owned());

@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 
 use parking_lot::Mutex;
-use tokio::sync::{Notify, watch};
+use tokio::sync::{Notify, mpsc, watch};
 
 use crate::core::record::{Number, Record};
 use crate::core::rows::{Change, Lsn, Origin, Rows};
@@ -48,8 +48,19 @@ fn bytes(rows: &Rows) -> usize {
     rows.changes.iter().map(Change::bytes).sum()
 }
 
+/// What a primary's stream is told.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Event {
+    /// The log has a record.
+    Logged(Number),
+    /// Whoever has committed it may be told so.
+    Answer(Number),
+}
+
 /// Facts of the stream and for it.
 pub struct Capture {
+    /// To the stream, if commits are logged.
+    events: Mutex<Option<mpsc::UnboundedSender<Event>>>,
     /// The epoch in which commits are logged; none if they are compared.
     pub epoch: watch::Sender<Option<u32>>,
     /// The epoch in which the log has all that was committed before it.
@@ -69,6 +80,7 @@ pub struct Capture {
 impl Default for Capture {
     fn default() -> Capture {
         Capture {
+            events: Mutex::default(),
             epoch: watch::Sender::new(None),
             level: watch::Sender::new(None),
             confirmed: watch::Sender::new(Lsn(0)),
@@ -81,6 +93,21 @@ impl Default for Capture {
 }
 
 impl Capture {
+    /// A stream is told what becomes of records from now on, in the place of the one before.
+    pub fn listen(&self) -> mpsc::UnboundedReceiver<Event> {
+        let (events, receiver) = mpsc::unbounded_channel();
+        self.events.lock().replace(events);
+        receiver
+    }
+
+    /// Tells the stream.
+    pub fn tell(&self, event: Event) {
+        if let Some(events) = &*self.events.lock() {
+            // One that has ended does not care.
+            let _ = events.send(event);
+        }
+    }
+
     /// The member is about to execute this.
     pub fn keep(&self, record: &Record) {
         let mut kept = self.kept.lock();

@@ -4,9 +4,7 @@
 //! is executed twice. Transactions of the log do not wait for the disk, so a server that crashed has lost the last of them: a session
 //! that executes any is at the server that was asked what it has, which has not crashed since ([`Member::session`]).
 
-use std::collections::{BTreeMap, HashMap};
 use std::hash::{BuildHasher, RandomState};
-use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Instant;
 
@@ -14,24 +12,20 @@ use bytes::BytesMut;
 use parking_lot::Mutex;
 use postgres_protocol::IsNull;
 use postgres_protocol::message::frontend;
-use protocol::frame;
 use proxy::core::settings::quote_literal;
 use tokio::sync::Semaphore;
 
 use super::apply::Applier;
 use super::config::Target;
 use super::deputy::{Deputies, Deputy};
+use super::statements::Parameter;
 use super::tables::Tables;
 use super::wire::{Postgres, Reply, Wire, WireError, reply};
 use crate::core::manager::Life;
-use crate::core::record::{Digest, Number, Parameter, Token};
-use crate::sql::{CATALOG, Facts};
+use crate::core::record::{Number, Token};
 
 /// So many questions of the manager's own are asked at the same time.
 const QUESTIONS: usize = 4;
-/// Who waits for whom at the member, by the processes of their sessions.
-const WAITS: &str = "SELECT pid, pg_catalog.array_to_string(pg_catalog.pg_blocking_pids(pid), ' ') \
-    FROM pg_catalog.pg_stat_activity WHERE wait_event_type OPERATOR(pg_catalog.=) 'Lock'";
 
 pub struct Member {
     pub target: Target,
@@ -45,8 +39,6 @@ pub struct Member {
     questions: Semaphore,
     /// How often definitions have changed: settings may mean something else then, as a role that was made anew.
     pub(super) definitions: AtomicU64,
-    /// How far sequences were set.
-    pub(super) raised: tokio::sync::Mutex<Raised>,
     pub(super) deputies: tokio::sync::Mutex<Deputies>,
     /// Tables that rows are written to.
     pub(super) tables: Tables,
@@ -54,73 +46,9 @@ pub struct Member {
     pub(super) managers: Vec<String>,
 }
 
-/// How far sequences were set in one life of the server: one that crashed may have lost that.
-#[derive(Debug, Default)]
-pub struct Raised {
-    life: Life,
-    sequences: HashMap<String, i64>,
-}
-
-impl Raised {
-    /// What is known for this life. What an earlier one says is not kept.
-    pub fn of(&mut self, life: Life) -> &mut HashMap<String, i64> {
-        if self.life != life {
-            self.life = life;
-            self.sequences.clear();
-        }
-        &mut self.sequences
-    }
-}
-
-/// The digest of what a statement answered.
-pub fn digest(reply: &Reply) -> Digest {
-    digest_of(&reply.messages)
-}
-
-/// The digest of what the last of some statements answered.
-pub fn digest_of_last(reply: &Reply) -> Digest {
-    digest_of(answers(&reply.messages).last().unwrap_or_default())
-}
-
 /// What was answered to each of some statements in one batch.
 pub fn answers(messages: &[BytesMut]) -> impl Iterator<Item = &[BytesMut]> {
     messages.split_inclusive(|message| matches!(message[0], b'C' | b'I'))
-}
-
-/// Takes what was answered to the last `count` statements of a batch off the messages.
-pub fn split_last(messages: &mut Vec<BytesMut>, count: usize) -> Vec<Vec<BytesMut>> {
-    let ends: Vec<usize> = answers(messages)
-        .scan(0, |end, answer| {
-            *end += answer.len();
-            Some(*end)
-        })
-        .collect();
-    let mut split = Vec::new();
-    for at in ends.iter().rev().skip(1).take(count) {
-        split.push(messages.split_off(*at));
-    }
-    split.reverse();
-    split
-}
-
-/// The digest of a statement's messages.
-pub fn digest_of(messages: &[BytesMut]) -> Digest {
-    let mut digest = Digest::default();
-    for message in messages {
-        match message[0] {
-            b'D' => digest.row(frame::body(message)),
-            b'C' => digest.tag(frame::body(message)),
-            _ => {}
-        }
-    }
-    digest
-}
-
-/// The digest of a statement that returns nothing.
-pub fn digest_of_tag(tag: &str) -> Digest {
-    let mut digest = Digest::default();
-    digest.tag(&[tag.as_bytes(), b"\0"].concat());
-    digest
 }
 
 /// The portal, and the statement, of the manager's own in a session of the member.
@@ -131,9 +59,8 @@ pub fn put_extended(
     out: &mut BytesMut,
     text: &str,
     parameters: &[Parameter],
-    result_formats: &[i16],
 ) -> std::io::Result<()> {
-    put_parsed(out, text, parameters, result_formats)?;
+    put_parsed(out, text, parameters)?;
     frontend::sync(out);
     Ok(())
 }
@@ -143,14 +70,13 @@ pub fn put_parsed(
     out: &mut BytesMut,
     text: &str,
     parameters: &[Parameter],
-    result_formats: &[i16],
 ) -> std::io::Result<usize> {
     let types = parameters.iter().map(|parameter| parameter.type_oid);
     // Both outlive an execution within a transaction.
     frontend::close(b'P', PORTAL, out)?;
     frontend::close(b'S', PORTAL, out)?;
     frontend::parse(PORTAL, text, types, out)?;
-    put_bind(out, PORTAL, parameters, result_formats)?;
+    put_bind(out, PORTAL, parameters)?;
     Ok(4)
 }
 
@@ -159,15 +85,11 @@ pub fn put_bind(
     out: &mut BytesMut,
     statement: &str,
     parameters: &[Parameter],
-    result_formats: &[i16],
 ) -> std::io::Result<()> {
-    let formats = parameters
-        .iter()
-        .map(|parameter| i16::from(parameter.is_binary));
     let bound = frontend::bind(
         PORTAL,
         statement,
-        formats,
+        [],
         parameters,
         |parameter, out| {
             Ok(match &parameter.value {
@@ -178,7 +100,7 @@ pub fn put_bind(
                 None => IsNull::Yes,
             })
         },
-        result_formats.iter().copied(),
+        [],
         out,
     );
     if let Err(frontend::BindError::Serialization(error)) = bound {
@@ -197,7 +119,6 @@ impl Member {
             most_idle: appliers,
             questions: Semaphore::new(QUESTIONS),
             definitions: AtomicU64::new(0),
-            raised: tokio::sync::Mutex::default(),
             deputies: tokio::sync::Mutex::default(),
             tables: Tables::default(),
             managers,
@@ -262,27 +183,6 @@ impl Member {
         Ok(self.ask(&text).await?.value())
     }
 
-    /// Reads what is known of the catalog.
-    pub async fn facts(&self) -> Result<Arc<Facts>, WireError> {
-        let json = self.ask(CATALOG).await?.value().unwrap_or_default();
-        let facts = Facts::parse(&json)
-            .map_err(|error| std::io::Error::new(std::io::ErrorKind::InvalidData, error))?;
-        Ok(Arc::new(facts))
-    }
-
-    /// Who waits for whom there, by the processes of their sessions.
-    pub async fn waits(&self) -> Result<BTreeMap<i32, Vec<i32>>, WireError> {
-        let rows = self.ask(WAITS).await?.rows();
-        let waits = rows.into_iter().filter_map(|row| {
-            let mut row = row.into_iter().flatten();
-            let waits: i32 = row.next()?.parse().ok()?;
-            let for_whom = row.next()?;
-            let for_whom = for_whom.split(' ').filter_map(|pid| pid.parse().ok());
-            Some((waits, for_whom.collect()))
-        });
-        Ok(waits.collect())
-    }
-
     /// Asks something in a session of the manager's own: one that nobody uses, or a new one.
     pub(super) async fn ask(&self, text: &str) -> Result<Reply, WireError> {
         // Clients may come by the hundred, and each has a connection to the member already.
@@ -343,25 +243,12 @@ pub async fn hold(session: &mut Postgres) -> Result<i64, WireError> {
     Ok(key)
 }
 
-/// Commits a transaction with its number, which fails if the member has it.
-pub async fn commit(wire: &mut Wire, number: Number, token: Token) -> Result<Reply, WireError> {
-    put_number(wire, number, token)?;
-    put_commit(wire)?;
-    wire.flush().await?;
-    let reply = reply(wire).await?;
-    match reply.error {
-        None => wire.statements.seen(),
-        Some(_) => wire.statements.failed(),
-    }
-    Ok(reply)
-}
-
 /// Puts the end of a transaction, up to `Sync`.
 pub(super) fn put_commit(wire: &mut Wire) -> std::io::Result<()> {
     let Wire {
         statements, output, ..
     } = wire;
-    statements.put(output, "COMMIT", &[], &[])
+    statements.put(output, "COMMIT", &[])
 }
 
 /// The statement of [`put_number`], as a text.
@@ -383,7 +270,6 @@ pub(super) fn put_number(wire: &mut Wire, number: Number, token: Token) -> std::
     const TEXT: u32 = 25;
     let parameter = |type_oid, value: String| Parameter {
         type_oid,
-        is_binary: false,
         value: Some(value.into_bytes()),
     };
     let parameters = [
@@ -391,52 +277,6 @@ pub(super) fn put_number(wire: &mut Wire, number: Number, token: Token) -> std::
         parameter(TEXT, token.to_string()),
     ];
     let out = &mut wire.output;
-    wire.statements.put_open(out, NUMBER, &parameters, &[])?;
+    wire.statements.put_open(out, NUMBER, &parameters)?;
     Ok(())
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    fn messages(all: &[(u8, &str)]) -> Vec<BytesMut> {
-        let made = all.iter().map(|(kind, body)| {
-            let mut out = BytesMut::new();
-            frame::put(&mut out, *kind, &[body.as_bytes()]);
-            out
-        });
-        made.collect()
-    }
-
-    #[test]
-    fn each_statement_of_a_batch_has_a_digest_of_its_own() {
-        let all = messages(&[
-            (b'2', ""),
-            (b'D', "one"),
-            (b'C', "SELECT 1\0"),
-            (b'1', ""),
-            (b'2', ""),
-            (b'T', "x"),
-            (b'D', "two"),
-            (b'C', "SELECT 1\0"),
-        ]);
-        let digests: Vec<Digest> = answers(&all).map(digest_of).collect();
-        assert_eq!(digests.len(), 2);
-        assert_ne!(digests[0], digests[1]);
-        let alone = messages(&[(b'D', "two"), (b'C', "SELECT 1\0")]);
-        assert_eq!(digests[1], digest_of(&alone));
-        let mut rest = all.clone();
-        let last = split_last(&mut rest, 1);
-        assert_eq!(digest_of(&rest), digests[0]);
-        assert_eq!(
-            last.iter().map(|one| digest_of(one)).collect::<Vec<_>>(),
-            [digests[1]]
-        );
-        assert!(split_last(&mut rest, 1).is_empty() && rest.len() == 3);
-        let reply = Reply {
-            messages: all,
-            ..Reply::default()
-        };
-        assert_eq!(digest_of_last(&reply), digests[1]);
-    }
 }

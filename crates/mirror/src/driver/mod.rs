@@ -19,7 +19,6 @@ mod member;
 mod net;
 mod page;
 pub mod peer;
-mod raise;
 mod ready;
 mod resolve;
 mod rest;
@@ -164,7 +163,7 @@ pub async fn run(
     tokio::spawn(tick(hub.clone()));
     tokio::spawn(watch_member(hub.clone()));
     tokio::spawn(transfer::watch(hub.clone()));
-    if hub.config.ships_rows() {
+    if !hub.config.single {
         tokio::spawn(capture::watch(hub.clone()));
         tokio::spawn(waits::watch(hub.clone()));
     }
@@ -299,7 +298,7 @@ async fn attend(hub: &Hub, is_up: &mut bool) -> Result<(), WireError> {
         hub.replaces.store(false, Ordering::Release);
     }
     let mut prepared = None;
-    if hub.config.ships_rows() && matches!(contents, Contents::Known { .. }) {
+    if matches!(contents, Contents::Known { .. }) {
         prepared = rows::prepare(&mut session).await?;
         if prepared.is_none() {
             hub.act(|manager, _| manager.member_empty(false));

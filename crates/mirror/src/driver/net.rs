@@ -37,14 +37,14 @@ impl Stream<'_> {
     fn compare_with_log(&self, captured: &Captured) {
         let records = self.hub.capture.take(&captured.applied);
         let Some(last) = records.last().map(|record| record.number) else {
-            // It was executed before this process began, or by statements.
+            // It was executed before this process began.
             return;
         };
         let mut wanted = Rows::default();
         for record in &records {
             match record.draft.rows() {
-                Ok(Some(rows)) => wanted.append(rows),
-                _ => return,
+                Ok(rows) => wanted.append(rows),
+                Err(_) => return,
             }
         }
         wanted.drop_nothing();

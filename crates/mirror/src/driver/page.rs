@@ -111,7 +111,6 @@ fn facts(status: &Status) -> Vec<(&'static str, String)> {
                 .map_or_else(|| "unknown".to_owned(), lag),
         ));
         facts.push(("sessions of clients", status.clients.to_string()));
-        facts.push(("classes that are locked", status.locked.to_string()));
         let acknowledged = match status.ack {
             crate::core::manager::Ack::Both => "both members have committed",
             crate::core::manager::Ack::Logged => "the log is durable and one has committed",
@@ -200,7 +199,6 @@ mod tests {
             log: None,
             is_filling: false,
             filling: None,
-            locked: 5,
         }
     }
 
@@ -213,7 +211,6 @@ mod tests {
         let page = html(&north, Some(&south));
         assert!(page.contains("north serves clients, and there is a standby."));
         assert!(page.contains("<dt>standby lacks</dt><dd>20</dd>"));
-        assert!(page.contains("<dt>classes that are locked</dt><dd>5</dd>"));
         assert!(html(&south, None).contains("Nobody serves clients."));
     }
 

@@ -71,7 +71,8 @@ impl Question {
 
 #[derive(Debug, Serialize, Deserialize)]
 enum Packet {
-    Link,
+    /// A link of a manager that logs statements.
+    Earlier,
     Alive,
     Message(Message),
     Ask(Question),
@@ -80,6 +81,7 @@ enum Packet {
     Visit(Box<Belongings>),
     /// What a session that went on here does is cancelled.
     Cancel(Vec<u8>),
+    Link,
 }
 
 async fn write(stream: &mut (impl AsyncWrite + Unpin), packet: &Packet) -> io::Result<()> {
@@ -211,6 +213,12 @@ async fn receive(hub: &Arc<Hub>, mut stream: Socket) -> io::Result<()> {
         }
         Packet::Link => {
             link(hub, stream).await;
+            Ok(())
+        }
+        Packet::Earlier => {
+            tracing::error!(
+                "the other manager is of an earlier version, which logs statements: run the same version on both sides"
+            );
             Ok(())
         }
         Packet::Ask(question) => {

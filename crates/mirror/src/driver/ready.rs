@@ -98,7 +98,7 @@ mod tests {
 
     fn records(numbers: std::ops::Range<u64>) -> Vec<Record> {
         numbers
-            .map(|number| Record::of(number, Claims::default(), Vec::new()))
+            .map(|number| Record::of(number, Claims::default(), 0))
             .collect()
     }
 

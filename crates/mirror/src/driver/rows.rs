@@ -57,6 +57,14 @@ pub fn note_undone(up_to: Lsn, xids: &[u32]) -> String {
 pub const FORGET_EPOCHS: &str = "DO $$ BEGIN IF pg_catalog.to_regclass('understudy_mirror.served') IS NOT NULL THEN \
     DELETE FROM understudy_mirror.served; DELETE FROM understudy_mirror.undone; END IF; END $$;";
 
+/// Has event triggers leave out what a manager's session defines.
+pub const OWN: &str = "SET understudy_mirror.own = 'on'";
+
+/// The statement by which a member that an operator keeps says that nothing of what it has is to be logged any more, or undone.
+pub const SETTLE: &str = "DO $$ BEGIN IF EXISTS (SELECT FROM pg_catalog.pg_attribute \
+    WHERE attrelid = pg_catalog.to_regclass('understudy_mirror.state') AND attname = 'logged') THEN \
+    UPDATE understudy_mirror.state SET logged = pg_catalog.pg_current_wal_insert_lsn() WHERE logged IS NOT NULL; END IF; END $$;";
+
 /// Has the member remember that it serves in this epoch.
 pub async fn note_served(member: &Member, epoch: u32) -> Result<(), WireError> {
     let text = format!(
@@ -76,7 +84,7 @@ pub async fn prepare(session: &mut Postgres) -> Result<Option<Prepared>, WireErr
              what else there must be",
         ));
     }
-    session.query("SET understudy_mirror.own = 'on'").await?;
+    session.query(OWN).await?;
     install(session).await?;
     wait_for_manager(session).await?;
     session.query(FOLD).await?;
@@ -130,7 +138,8 @@ async fn install(session: &mut Postgres) -> Result<(), WireError> {
     let installed = session
         .query(
             "SELECT pg_catalog.obj_description(oid, 'pg_event_trigger') FROM pg_catalog.pg_event_trigger \
-             WHERE evtname = 'understudy_mirror_rewrite'",
+             WHERE evtname = 'understudy_mirror_rewrite' \
+             AND pg_catalog.to_regprocedure('understudy_mirror.committed(text)') IS NOT NULL",
         )
         .await?;
     if installed.value().as_deref() == Some(version.as_str()) {

@@ -8,6 +8,7 @@ use std::time::{Duration, Instant};
 
 use proxy::core::settings::quote_literal;
 
+use super::rows::OWN;
 use super::wire::{Postgres, WireError};
 use crate::core::ledger::Ledger;
 use crate::core::log::Identity;
@@ -69,10 +70,12 @@ pub async fn renew(session: &mut Postgres) -> Result<(), WireError> {
         return Ok(());
     }
     let is_older = session
-        .query("SELECT NOT EXISTS (SELECT FROM pg_catalog.pg_proc WHERE prosrc ~ 'understudy_mirror.over' \
-             AND oid = pg_catalog.to_regprocedure('understudy_mirror.committed(text)'))")
+        .query("SELECT pg_catalog.to_regprocedure('understudy_mirror.has(bigint,text)') IS NULL OR NOT EXISTS \
+             (SELECT FROM pg_catalog.pg_attribute WHERE attrelid = pg_catalog.to_regclass('understudy_mirror.state') \
+              AND attname = 'differs_since')")
         .await?;
     if is_older.value().as_deref() == Some("t") {
+        session.query(OWN).await?;
         session.query(INSTALL).await?;
     }
     Ok(())

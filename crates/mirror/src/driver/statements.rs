@@ -9,7 +9,6 @@ use bytes::BytesMut;
 use postgres_protocol::message::frontend;
 
 use super::member::{PORTAL, put_bind};
-use crate::core::record::Parameter;
 
 /// So many are kept.
 const MOST: usize = 256;
@@ -19,6 +18,15 @@ const MOST_ONCE: usize = 4096;
 const MOST_BYTES: usize = 8 << 10;
 
 type Key = (String, Vec<u32>);
+
+/// A value that is bound to a parameter.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Parameter {
+    /// Its type; 0 if the server shall tell.
+    pub type_oid: u32,
+    /// Its text; `None` if it is null.
+    pub value: Option<Vec<u8>>,
+}
 
 /// See the module.
 #[derive(Debug, Default)]
@@ -45,9 +53,8 @@ impl Statements {
         out: &mut BytesMut,
         text: &str,
         parameters: &[Parameter],
-        result_formats: &[i16],
     ) -> std::io::Result<()> {
-        self.put_open(out, text, parameters, result_formats)?;
+        self.put_open(out, text, parameters)?;
         frontend::sync(out);
         Ok(())
     }
@@ -58,12 +65,11 @@ impl Statements {
         out: &mut BytesMut,
         text: &str,
         parameters: &[Parameter],
-        result_formats: &[i16],
     ) -> std::io::Result<usize> {
         let types = parameters.iter().map(|parameter| parameter.type_oid);
         let key = (text.to_owned(), types.clone().collect::<Vec<u32>>());
         if !self.names.contains_key(&key) && (text.len() > MOST_BYTES || self.is_first(&key)) {
-            return super::member::put_parsed(out, text, parameters, result_formats);
+            return super::member::put_parsed(out, text, parameters);
         }
         // Closed, and bound.
         let mut answers = 2 + self.stale.len();
@@ -86,7 +92,7 @@ impl Statements {
                 self.next
             }
         };
-        put_bind(out, &name(number), parameters, result_formats)?;
+        put_bind(out, &name(number), parameters)?;
         Ok(answers)
     }
 
@@ -124,7 +130,7 @@ mod tests {
 
     fn put(statements: &mut Statements, text: &str) -> String {
         let mut out = BytesMut::new();
-        statements.put(&mut out, text, &[], &[]).expect("it fits");
+        statements.put(&mut out, text, &[]).expect("it fits");
         let mut kinds = String::new();
         let mut rest = &out[..];
         while let [kind, a, b, c, d, ..] = *rest {

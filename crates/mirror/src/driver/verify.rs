@@ -11,11 +11,9 @@ use postgres_protocol::escape::escape_identifier;
 use serde::{Deserialize, Serialize};
 
 use super::definitions;
-use super::hub::{Event, Hub};
+use super::hub::Hub;
 use super::rows;
-use super::state::{Contents, contents};
 use super::wire::{Postgres, WireError};
-use crate::core::class::{Claims, Class, Mode};
 use crate::core::manager::Role;
 
 /// How long writers are waited for, and the standby.
@@ -74,23 +72,10 @@ pub async fn verify(hub: &Arc<Hub>) -> Result<String, String> {
         .map_err(said)?;
     let started = tokio::time::Instant::now();
     let transaction = hold(hub, &mut ours, &mut theirs).await?;
-    // Of rows the sessions themselves are the proof: they began before, and end with their servers.
-    let asked = [("this", &mut ours), ("the standby's", &mut theirs)];
-    for (whose, session) in asked.into_iter().filter(|_| !hub.config.ships_rows()) {
-        match contents(session, None).await.map_err(said)? {
-            Contents::Known { ledger, .. } if ledger.floor().0 == transaction.0 => {}
-            _ => {
-                let text = format!("{whose} member has lost what it had committed last");
-                return Err(format!("{text}: its server has crashed; try again"));
-            }
-        }
-    }
     let mut verdict = compare(&mut ours, &mut theirs).await.map_err(said)?;
-    if hub.config.ships_rows() {
-        let more = compare_definitions(hub, &mut ours, &mut theirs).await;
-        verdict.differences.extend(more.map_err(said)?);
-        verdict.equal = verdict.differences.is_empty();
-    }
+    let more = compare_definitions(hub, &mut ours, &mut theirs).await;
+    verdict.differences.extend(more.map_err(said)?);
+    verdict.equal = verdict.differences.is_empty();
     verdict.transaction = transaction.0;
     verdict.held_ms = u64::try_from((transaction.1 - started).as_millis()).unwrap_or(u64::MAX);
     serde_json::to_string(&verdict).map_err(|error| error.to_string())
@@ -102,25 +87,10 @@ async fn hold(
     ours: &mut Postgres,
     theirs: &mut Postgres,
 ) -> Result<(u64, tokio::time::Instant), String> {
-    if hub.config.ships_rows() {
-        hub.close_gate();
-        let held = hold_rows(hub, ours, theirs).await;
-        hub.open_gate();
-        return Ok((held?, tokio::time::Instant::now()));
-    }
-    let (tx, mut events) = hub.enter(None, None);
-    let claims = Claims::default().with(Class::Database, Mode::Shared);
-    hub.act(|manager, out| manager.lock(tx, &claims, out));
-    let held = async {
-        match tokio::time::timeout(PATIENCE, events.recv()).await {
-            Ok(Some(Event::Granted)) => {}
-            _ => return Err("transactions are open for too long; try again".to_owned()),
-        }
-        take_snapshots(hub, ours, theirs).await
-    };
-    let transaction = held.await;
-    hub.leave(tx);
-    Ok((transaction?, tokio::time::Instant::now()))
+    hub.close_gate();
+    let held = hold_rows(hub, ours, theirs).await;
+    hub.open_gate();
+    Ok((held?, tokio::time::Instant::now()))
 }
 
 /// Takes both snapshots with nothing of any client's under way; says at which transaction.

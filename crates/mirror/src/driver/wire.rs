@@ -423,28 +423,13 @@ impl Postgres {
 
 /// Everything that a server says up to the next `ReadyForQuery`.
 pub async fn reply(wire: &mut Wire) -> Result<Reply, WireError> {
-    Ok(reply_within(wire, usize::MAX).await?.0)
-}
-
-/// The same without the rows that are longer than this together; whether they are.
-pub async fn reply_within(wire: &mut Wire, most_bytes: usize) -> Result<(Reply, bool), WireError> {
     let mut reply = Reply::default();
-    let mut bytes: usize = 0;
     loop {
         let message = wire.receive().await?;
         match message[0] {
             b'Z' => {
                 reply.status = status(&message);
-                return Ok((reply, bytes > most_bytes));
-            }
-            b'D' => {
-                bytes = bytes.saturating_add(message.len());
-                if bytes <= most_bytes {
-                    reply.messages.push(message);
-                } else {
-                    // Nobody is going to use any of them.
-                    reply.messages.retain(|message| message[0] != b'D');
-                }
+                return Ok(reply);
             }
             b'E' => {
                 let said = Said::read(message);

@@ -106,9 +106,13 @@ impl Zones {
     /// The number of the first record that the log has, and which log it is, if it says so.
     pub async fn begins(&self) -> Result<(Number, Option<Identity>)> {
         let storage = self.storage().await?;
-        let log = identity(storage.get_record(IDENTITY).await?)?;
-        let record = storage.get_record(BEGINNING).await?;
-        Ok((position(record)?.number, log))
+        let named = identity(storage.get_record(IDENTITY).await?)?;
+        let first = position(storage.get_record(BEGINNING).await?)?;
+        let block = storage.read(BlockKey::new(LOG, first.block), Generation::SINGLE);
+        if let Some(block) = block.await? {
+            log::check_version(&block.data).map_err(wrong)?;
+        }
+        Ok((first.number, named))
     }
 
     /// Which log it is, if it says so: what no later owner finds to be otherwise.
@@ -323,7 +327,6 @@ fn position(record: Option<Bytes>) -> Result<Position> {
 mod tests {
     use super::*;
     use crate::core::class::Claims;
-    use crate::core::record::Statement;
     use dax::memory::MemoryCluster;
     use dax::storage::VolumeSettings;
 
@@ -337,11 +340,7 @@ mod tests {
     }
 
     fn record(number: u64, bytes: usize) -> Record {
-        let statement = Statement {
-            text: "x".repeat(bytes),
-            ..Statement::default()
-        };
-        Record::of(number, Claims::default(), vec![statement])
+        Record::of(number, Claims::default(), bytes)
     }
 
     fn zones(cluster: &Arc<MemoryCluster>, name: &str) -> Zones {

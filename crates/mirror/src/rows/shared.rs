@@ -11,11 +11,12 @@ use pg_query::protobuf::{self, ObjectType, node::Node as Tree};
 use postgres_protocol::escape::escape_literal;
 use postgres_protocol::password::scram_sha_256;
 use protocol::frame::Refusal;
+use protocol::scram::Verifier;
 
 /// Words without which a text has nothing that is shared, refused, or undone within it.
 const WORDS: &[&str] = &[
     "role", "user", "group", "grant", "revoke", "database", "event", "owned", "comment", "label",
-    "lock", "vacuum", "cluster", "rollback", "lo_", "lowrite",
+    "explain", "lock", "vacuum", "cluster", "rollback", "lo_", "lowrite",
 ];
 
 /// True if PostgreSQL fires event triggers for it.
@@ -127,6 +128,10 @@ fn refused(node: &Tree) -> Option<Refusal> {
             "a lock of a system catalog, which whoever decodes commits would wait for",
             "Lock a table of your own, or use pg_advisory_xact_lock.",
         ),
+        Tree::ExplainStmt(one) if makes_a_table(one) => says(
+            "a table that EXPLAIN makes",
+            "Explain its query, and make the table by itself.",
+        ),
         Tree::ClusterStmt(one) if one.relation.as_ref().is_none_or(is_in_catalog) => {
             says("CLUSTER of system catalogs, or of every table", BY_HAND)
         }
@@ -135,6 +140,11 @@ fn refused(node: &Tree) -> Option<Refusal> {
         }
         _ => None,
     }
+}
+
+fn makes_a_table(explain: &protobuf::ExplainStmt) -> bool {
+    let query = explain.query.as_ref().and_then(|query| query.node.as_ref());
+    matches!(query, Some(Tree::CreateTableAsStmt(_)))
 }
 
 fn is_catalog(node: &protobuf::Node) -> bool {
@@ -274,7 +284,7 @@ fn without_password(node: &Tree) -> Result<Option<String>, String> {
         };
         let value = element.arg.as_mut().and_then(|arg| arg.node.as_mut());
         if let ("password", Some(Tree::String(password))) = (element.defname.as_str(), value)
-            && !crate::sql::is_kept_password(&password.sval)
+            && !is_kept(&password.sval)
         {
             password.sval = scram_sha_256(password.sval.as_bytes());
             has_one = true;
@@ -285,6 +295,13 @@ fn without_password(node: &Tree) -> Result<Option<String>, String> {
     }
     let text = node.deparse(pg_query::DeparseOptions::default());
     text.map(Some).map_err(|error| error.to_string())
+}
+
+/// True if a password is what servers keep of one.
+fn is_kept(password: &str) -> bool {
+    password.is_empty()
+        || Verifier::parse(password).is_some()
+        || password.len() == 35 && password.starts_with("md5")
 }
 
 #[cfg(test)]
@@ -349,6 +366,7 @@ mod tests {
             "SELECT lo_create(0)",
             "SELECT pg_catalog.lo_put(1, 0, 'x') FROM t",
             "ALTER EVENT TRIGGER e ENABLE ALWAYS",
+            "EXPLAIN ANALYZE CREATE TABLE a AS SELECT 1",
             "SAVEPOINT s; CREATE TABLE a (); ROLLBACK TO s; CREATE TABLE b ()",
         ] {
             let refusal = carried(text).expect_err(text);

@@ -42,8 +42,8 @@ const AMISS: &str = "
 
 #[test]
 fn what_would_be_refused_or_differ_is_said_before_anything_starts() {
-    let site = Site::unmanaged("ship = 'rows'", |server| {
-        server.configure("max_replication_slots = 1\nsynchronous_standby_names = 'another'\nsynchronous_commit = local");
+    let site = Site::unmanaged("", |server| {
+        server.configure("wal_level = replica\nmax_replication_slots = 1\nsynchronous_standby_names = 'another'\nsynchronous_commit = local");
     });
     psql(&site.member(0), AMISS).expect("it is made");
     let checked = site.check(0);
@@ -73,11 +73,13 @@ fn what_would_be_refused_or_differ_is_said_before_anything_starts() {
 /// Servers that are as they should be, before and while they are mirrored; the other one need not have the database.
 #[test]
 fn nothing_is_refused_where_a_mirror_can_begin() {
-    let mut site = Site::unmanaged("ship = 'rows'", |server| {
-        server.configure("wal_level = logical");
-    });
+    let mut site = Site::unmanaged("", |_| {});
     psql(&site.member(0), "CREATE TABLE t (id int PRIMARY KEY)").expect("it is made");
     site.sides[1].server.sql(&["DROP DATABASE app"]);
+    for side in &site.sides {
+        let reset = "ALTER DATABASE postgres RESET synchronous_commit";
+        side.server.sql(&[reset]);
+    }
     let checked = site.check(0);
     assert!(checked.ok, "{:#?}", said(&checked));
     let is_advice = |one: &Finding| one.level == Level::Advice;

@@ -6,7 +6,6 @@ use mirror::driver::peer::Question;
 use tokio_postgres::Client;
 
 use crate::returns::is_rewound;
-use crate::server::psql;
 use crate::site::{Site, connect, run, value};
 
 const SCHEMA: &str = "CREATE TABLE t (id int PRIMARY KEY, a text)";
@@ -81,69 +80,6 @@ fn asked_when_the_client_is_gone(site: &Site, id: i32) -> String {
     token
 }
 
-/// The answer was no while the transaction was open or on its way into the log, and it committed afterwards.
-#[test]
-fn who_asks_about_what_is_under_way_waits() {
-    let site = Site::start("");
-    run(&site, &site.connect(), SCHEMA);
-    // One that is rolled back.
-    let (client, token) = begun(&site, 1);
-    let asking = asks(&site, &token);
-    run(&site, &client, "ROLLBACK");
-    assert_eq!(told(&site, asking), Some(false));
-    // One that commits, and waits for the log.
-    asked_before_the_log_has_it(&site, 2);
-    // One whose client goes away meanwhile.
-    asked_when_the_client_is_gone(&site, 3);
-    // One whose session at the member is lost between the log and its commit.
-    let (client, token) = begun(&site, 4);
-    let backend = value(&site, &client, "SELECT pg_backend_pid()").expect("a number");
-    site.hold_log(true);
-    let committing = commits(&site, client);
-    let asking = asks(&site, &token);
-    let kill = format!("SELECT pg_terminate_backend({backend})");
-    site.sides[site.who_serves()].server.sql(&[&kill]);
-    site.hold_log(false);
-    assert_eq!(told(&site, asking), Some(true));
-    ends(&site, committing);
-    assert_eq!(site.must_be_equal().rows, 3);
-}
-
-/// Where nobody can know whether it is under way, nobody says no.
-#[test]
-fn nobody_says_no_who_cannot_know() {
-    let site = Site::start("");
-    let client = site.connect();
-    run(&site, &client, SCHEMA);
-    let (open, token) = begun(&site, 1);
-    let asked = |client: &Client, text: &str| value(&site, client, &text.replace("NAME", &token));
-    let direct = "SELECT understudy_mirror.committed('NAME')";
-    assert_eq!(asked(&open, direct), None, "its own");
-    let nested = "SELECT understudy_mirror.committed(name) FROM (VALUES ('NAME')) v (name)";
-    assert_eq!(asked(&client, nested), None);
-    run(
-        &site,
-        &client,
-        "BEGIN ISOLATION LEVEL REPEATABLE READ; SELECT count(*) FROM t",
-    );
-    assert_eq!(asked(&client, direct), None);
-    run(&site, &client, "COMMIT");
-    let standby = site.member(1 - site.who_serves());
-    assert_eq!(
-        psql(&standby, &direct.replace("NAME", &token)).as_deref(),
-        Ok("")
-    );
-    run(&site, &open, "COMMIT");
-    assert_eq!(asked(&client, nested).as_deref(), Some("t"));
-    assert_eq!(asked(&client, direct).as_deref(), Some("t"));
-    let (open, token) = begun(&site, 2);
-    run(&site, &open, "ROLLBACK");
-    assert_eq!(
-        value(&site, &client, &direct.replace("NAME", &token)).as_deref(),
-        Some("f")
-    );
-}
-
 const COMMITTED: &str = "SELECT understudy_mirror.committed('NAME')";
 
 /// The answer of the primary about a transaction.
@@ -151,10 +87,10 @@ fn committed(site: &Site, token: &str) -> Option<String> {
     value(site, &site.connect(), &COMMITTED.replace("NAME", token))
 }
 
-/// With rows the member itself decides when a transaction has committed: what is visible is in the log.
+/// The answer was no while the transaction was open or on its way into the log, and it committed afterwards.
 #[test]
 fn who_asks_about_rows_is_told_yes_or_no_or_waits() {
-    let site = Site::start_with_rows("");
+    let site = Site::start("");
     run(&site, &site.connect(), SCHEMA);
     // One that is rolled back.
     let (client, token) = begun(&site, 1);
@@ -191,7 +127,7 @@ fn who_asks_about_rows_is_told_yes_or_no_or_waits() {
 /// A commit that was visible at a member and that the log never got has not happened, whoever is asked, also where it was made.
 #[test]
 fn a_commit_that_was_undone_has_not_happened() {
-    let site = Site::start_with_rows("");
+    let site = Site::start("");
     run(&site, &site.connect(), SCHEMA);
     let (client, logged) = begun(&site, 1);
     run(&site, &client, "COMMIT");

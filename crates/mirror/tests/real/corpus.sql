@@ -78,9 +78,9 @@ CREATE TABLE other.t (id int PRIMARY KEY, a text);
 CREATE TABLE copied (LIKE t INCLUDING ALL);
 
 CREATE TABLE taken AS SELECT n AS id, n * 2 AS b FROM generate_series(1, 5) n;
---= refused
 
 CREATE TABLE taken (id int, b int);
+--= error 42P07
 
 CREATE TABLE empty_one ();
 
@@ -298,7 +298,6 @@ INSERT INTO log (a) VALUES (version());
 INSERT INTO log (a) VALUES (current_setting('TimeZone'));
 
 INSERT INTO log (a) VALUES (pg_current_wal_lsn()::text);
---= refused
 
 INSERT INTO log (a) VALUES (inet_server_port()::text);
 
@@ -359,12 +358,10 @@ UPDATE t SET a = 'any' WHERE id = (SELECT id FROM t WHERE b > 0 LIMIT 1);
 UPDATE t SET a = 'random' WHERE random() < 0.5;
 
 UPDATE log SET a = 'random' WHERE random() < 0.5;
---= refused
 
 UPDATE log SET b = 7 WHERE a = 'with';
 
 UPDATE log SET b = (random() * 5)::int WHERE a = 'with';
---= refused
 
 UPDATE two SET z = z + 1 WHERE x = 1 AND y = 'a';
 
@@ -435,12 +432,10 @@ DELETE FROM t WHERE id IN (SELECT id FROM t ORDER BY random() LIMIT 5);
 DELETE FROM t WHERE ctid IN (SELECT ctid FROM t LIMIT 1);
 
 DELETE FROM log WHERE random() < 0.1;
---= refused
 
 DELETE FROM log WHERE a IS NULL;
 
 DELETE FROM log WHERE ctid = '(0,1)';
---= refused
 
 DELETE FROM parent WHERE id = 5;
 
@@ -536,7 +531,6 @@ ROLLBACK;
 BEGIN ISOLATION LEVEL REPEATABLE READ;
 
 INSERT INTO log (a) VALUES ('repeatable');
---= refused
 
 ROLLBACK;
 
@@ -589,7 +583,7 @@ SELECT * FROM t WHERE id < 5 FOR SHARE SKIP LOCKED;
 COMMIT;
 
 COMMIT AND CHAIN;
---= refused
+--= error 25P01
 
 PREPARE TRANSACTION 'two phases';
 --= refused
@@ -601,7 +595,6 @@ SELECT nextval('numbers');
 SELECT setval('numbers', 5000);
 
 SELECT setval('numbers', 6000, false), nextval('numbers');
---= refused
 
 SELECT lastval(), currval('numbers');
 
@@ -635,16 +628,12 @@ CLOSE c;
 COMMIT;
 
 PREPARE ins (int, text) AS INSERT INTO log (b, a) VALUES ($1, $2);
---= refused
 
 EXECUTE ins (1, 'prepared');
---= error 26000
 
 PREPARE timed (int) AS INSERT INTO log (b, at) VALUES ($1, now());
---= refused
 
 EXECUTE timed (2);
---= error 26000
 
 PREPARE reads AS SELECT count(*) FROM t;
 
@@ -654,7 +643,6 @@ EXECUTE nobody;
 --= error 26000
 
 DEALLOCATE ins;
---= error 26000
 
 DEALLOCATE ALL;
 
@@ -683,7 +671,6 @@ INSERT INTO log (a) SELECT bs::text FROM kinds WHERE id = 1;
 RESET bytea_output;
 
 SET extra_float_digits = 0;
---= refused
 
 INSERT INTO log (a) SELECT f::text FROM kinds WHERE id = 7;
 
@@ -719,7 +706,6 @@ EXPLAIN SELECT * FROM t;
 EXPLAIN (ANALYZE, COSTS OFF, TIMING OFF) SELECT * FROM t;
 
 EXPLAIN ANALYZE INSERT INTO log (a) VALUES ('explained');
---= refused
 
 SELECT pg_sleep(0.01);
 
@@ -744,13 +730,10 @@ CREATE INDEX t_b ON t (b);
 CREATE UNIQUE INDEX t_lower ON t (lower(a), id) WHERE id > 0;
 
 CREATE INDEX CONCURRENTLY t_a ON t (a);
---= refused
 
 REINDEX TABLE t;
---= refused
 
 CLUSTER t USING t_b;
---= refused
 
 ALTER TABLE t ADD COLUMN c int DEFAULT 5;
 
@@ -766,6 +749,7 @@ ALTER TABLE t ADD COLUMN k serial;
 UPDATE t SET c = id WHERE id < 10;
 
 ALTER TABLE t ALTER COLUMN c TYPE bigint USING c * 2;
+--= refused
 
 ALTER TABLE t ALTER COLUMN a SET DEFAULT 'def', ALTER COLUMN b SET DEFAULT 9;
 
@@ -812,10 +796,8 @@ CREATE VIEW v AS SELECT id, a FROM t;
 SELECT count(*) FROM v;
 
 INSERT INTO v VALUES (3000, 'through a view');
---= refused
 
 CREATE MATERIALIZED VIEW mv AS SELECT count(*) FROM t;
---= refused
 
 CREATE FUNCTION twice(int) RETURNS int LANGUAGE sql IMMUTABLE AS 'SELECT $1 * 2';
 
@@ -824,34 +806,29 @@ INSERT INTO log (b) VALUES (twice(21));
 CREATE FUNCTION unsure() RETURNS int LANGUAGE sql VOLATILE AS 'SELECT 1';
 
 SELECT unsure();
---= refused
 
 INSERT INTO log (b) VALUES (unsure());
---= refused
 
 CREATE PROCEDURE proceeds() LANGUAGE sql AS 'INSERT INTO log (a) VALUES (''called'')';
 
 CALL proceeds();
---= refused
 
 DO $$ BEGIN INSERT INTO log (a) VALUES ('done'); END $$;
---= refused
 
 CREATE FUNCTION fires() RETURNS trigger LANGUAGE plpgsql AS 'BEGIN RETURN NEW; END';
 
 CREATE TRIGGER watch BEFORE INSERT ON "Quoted Name" FOR EACH ROW EXECUTE FUNCTION fires();
 
 INSERT INTO "Quoted Name" VALUES (9, 'watched');
---= refused
 
 DROP TRIGGER watch ON "Quoted Name";
 
 INSERT INTO "Quoted Name" VALUES (9, 'not watched');
+--= error 23505
 
 CREATE RULE ruled AS ON INSERT TO other.renamed DO INSTEAD NOTHING;
 
 INSERT INTO other.renamed VALUES (2, 2);
---= refused
 
 CREATE POLICY mine ON copied USING (id > 0);
 
@@ -891,22 +868,19 @@ REVOKE ALL ON ALL TABLES IN SCHEMA public FROM corpus_reader;
 DROP ROLE corpus_reader;
 
 CREATE PUBLICATION everything FOR ALL TABLES;
---= refused
 
 CREATE SUBSCRIPTION nothing CONNECTION 'host=nowhere' PUBLICATION everything WITH (connect = false);
---= refused
 
 CREATE EVENT TRIGGER watches ON ddl_command_end EXECUTE FUNCTION fires();
---= refused
+--= error 42P17
 
 CREATE DATABASE another;
---= refused
+--= error 55006
 
 CREATE TABLESPACE space LOCATION '/nowhere';
---= refused
+--= error 58P01
 
 ALTER SYSTEM SET work_mem = '8MB';
---= refused
 
 VACUUM t;
 
@@ -915,7 +889,6 @@ ANALYZE t;
 CHECKPOINT;
 
 LOAD 'plpgsql';
---= refused
 
 -- what is the primary's alone
 
@@ -949,10 +922,9 @@ SELECT lo_create(0);
 SELECT pg_read_file('/etc/hostname');
 
 COPY t TO '/tmp/nowhere';
---= refused
 
 COPY log FROM '/tmp/nowhere';
---= refused
+--= error 22P02
 
 SELECT pg_reload_conf();
 
@@ -961,10 +933,8 @@ SELECT pg_switch_wal();
 SELECT pg_terminate_backend(0);
 
 WITH gone AS (DELETE FROM log WHERE a = 'kept' RETURNING a) INSERT INTO mine SELECT 0 FROM gone;
---= refused
 
 CREATE TEMP TABLE taken_away AS WITH gone AS (DELETE FROM log WHERE a = 'kept' RETURNING a) SELECT * FROM gone;
---= refused
 
 ALTER TABLE mine RENAME COLUMN r TO q;
 
@@ -1019,7 +989,6 @@ UPDATE pg_search_documents SET content = 'c' WHERE id = 1;
 DELETE FROM pg_search_documents WHERE id = 2;
 
 UPDATE pg_cast SET castfunc = castfunc;
---= refused
 
 CREATE VIEW recent AS SELECT a, at FROM log WHERE at > clock_timestamp() - interval '1 day' OR random() < 0.5;
 
@@ -1062,9 +1031,6 @@ CREATE TABLE sure (n int GENERATED ALWAYS AS IDENTITY PRIMARY KEY, name text UNI
 INSERT INTO sure (name, v) SELECT 'a' || n % 2, n FROM generate_series(1, 2) n ON CONFLICT (name) DO UPDATE SET v = excluded.v;
 
 INSERT INTO sure (name, v) SELECT 'a' || n % 2, n FROM generate_series(3, 4) n ON CONFLICT (name) DO UPDATE SET v = excluded.v;
-
-COPY (SELECT unsure()) TO STDOUT;
---= refused
 
 EXPLAIN ANALYZE CREATE TABLE explained AS SELECT 1;
 --= refused

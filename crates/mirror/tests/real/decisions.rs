@@ -22,6 +22,10 @@ fn differing() -> (Site, usize) {
     site.must_be_equal();
     let standby = 1 - site.who_serves();
     psql(&site.member(standby), WRONG).expect("it is done behind the manager's back");
+    site.wait("it is found", || {
+        let status = site.status(standby);
+        status.is_some_and(|status| status.difference.is_some())
+    });
     run(&site, &client, "DELETE FROM t WHERE a = 'a' AND id < 3");
     (site, standby)
 }
@@ -48,7 +52,7 @@ fn a_member_that_differs_is_replaced_when_an_operator_says_so_and_kept() {
     let (mut site, standby) = differing();
     let status = waits(&site, standby);
     let difference = status.difference.expect("it says what");
-    assert!(difference.contains("DELETE"), "{difference}");
+    assert!(difference.contains("wrong"), "{difference}");
     // Also after its manager has begun again.
     site.kill_manager(standby);
     site.manage(standby);
@@ -83,9 +87,14 @@ fn a_member_that_differs_is_replaced_when_an_operator_says_so_and_kept() {
 fn the_member_that_differs_may_be_the_right_one() {
     let (site, standby) = differing();
     let client = site.connect();
-    run(&site, &client, "INSERT INTO t VALUES (9, 'only here')");
+    run(
+        &site,
+        &client,
+        "BEGIN; INSERT INTO t VALUES (9, 'only here')",
+    );
     let lost = value(&site, &client, "SHOW understudy.transaction");
     let lost = lost.expect("it has a name");
+    run(&site, &client, "COMMIT");
     waits(&site, standby);
     let resolved = site.keep(standby);
     assert!(resolved.adopted);
@@ -174,7 +183,7 @@ fn a_replacement_that_is_ended_in_the_middle_goes_on() {
     for number in ["0", "1"] {
         let name = server.sql(&[&minute.replace("$N", number)]);
         let name = format!("app_replaced_{name}");
-        server.sql(&[&format!("CREATE DATABASE \"{name}\"")]);
+        server.sql(&[&format!("CREATE DATABASE \"{name}\" TEMPLATE template0")]);
         taken.push(name);
     }
     site.kill_manager(standby);

@@ -1,4 +1,4 @@
-//! Definitions of all kinds with `ship = "rows"`: the members are equal afterwards, or it was refused; whatever nobody is told of is found.
+//! Definitions of all kinds: the members are equal afterwards, or it was refused; whatever nobody is told of is found.
 
 use crate::cases::{Case, Wants::*, go_through};
 use crate::server::psql;
@@ -52,6 +52,28 @@ const CASES: &[Case] = &[
             "ALTER EVENT TRIGGER et5 ENABLE ALWAYS",
         ],
         Refused("fire when rows are replicated"),
+    ),
+    (
+        "a table like a temporary one",
+        &[
+            "CREATE TEMP TABLE tmp_a (id int, a text); CREATE TEMP TABLE tmp_b (LIKE tmp_a)",
+            "CREATE TABLE like_tmp (LIKE tmp_a)",
+        ],
+        Refused("names something temporary"),
+    ),
+    (
+        "a table made of a temporary one",
+        &["CREATE TABLE of_tmp AS SELECT * FROM tmp_a"],
+        Refused("names something temporary"),
+    ),
+    (
+        "a table that is sorted",
+        &[
+            "DROP TABLE IF EXISTS tmp_a, tmp_b; CREATE TABLE clu (id int PRIMARY KEY); INSERT INTO clu VALUES (2), (1)",
+            "CLUSTER clu USING clu_pkey",
+            "ALTER TABLE clu ADD COLUMN tmp_a int",
+        ],
+        Equal,
     ),
     (
         "large objects",
@@ -209,14 +231,14 @@ const CASES: &[Case] = &[
 
 #[test]
 fn definitions_of_all_kinds_are_equal_on_both_members_or_refused() {
-    let site = Site::start_with_rows("");
+    let site = Site::start("");
     go_through(&site, &site.connect(), &CASES.iter().collect::<Vec<_>>());
 }
 
 /// Copied members have the same definitions as if they had executed all of them.
 #[test]
 fn a_copy_has_the_same_definitions() {
-    let mut site = Site::start_with_rows("");
+    let mut site = Site::start("");
     let client = site.connect();
     let all = CASES.iter().chain(crate::rows::CASES);
     let equal = all.filter(|(_, _, wants)| matches!(wants, Equal));
@@ -246,7 +268,7 @@ fn a_copy_has_the_same_definitions() {
 /// The same by the extended protocol, within a transaction; and no password is written down.
 #[test]
 fn a_role_is_made_by_a_prepared_statement_and_its_password_is_not_logged() {
-    let site = Site::start_with_rows("");
+    let site = Site::start("");
     let client = site.connect();
     let texts = [
         "BEGIN",
@@ -287,7 +309,7 @@ const UNSEEN: &[(&str, &str)] = &[
 #[test]
 fn a_change_that_no_event_trigger_is_told_of_is_found_and_named() {
     for (text, wanted) in UNSEEN {
-        let site = Site::start_with_rows("");
+        let site = Site::start("");
         let client = site.connect();
         run(
             &site,
@@ -304,7 +326,7 @@ fn a_change_that_no_event_trigger_is_told_of_is_found_and_named() {
 /// The same of somebody who changes the standby's roles.
 #[test]
 fn a_role_that_only_the_standby_has_is_found_and_named() {
-    let site = Site::start_with_rows("");
+    let site = Site::start("");
     let client = site.connect();
     site.must_be_equal();
     let member = site.member(1 - site.who_serves());

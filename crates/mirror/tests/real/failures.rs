@@ -149,11 +149,6 @@ fn nothing_is_lost_with_managers() {
     lose_managers(Site::start(""));
 }
 
-#[test]
-fn nothing_is_lost_with_managers_that_log_rows() {
-    lose_managers(Site::start_with_rows(""));
-}
-
 fn lose_managers(mut site: Site) {
     let load = Load::begin(&site);
     for round in 0..4 {
@@ -176,11 +171,6 @@ fn nothing_is_lost_with_members() {
 }
 
 /// Commits that waited for the log are visible after a crash, although nobody was told of them.
-#[test]
-fn nothing_is_lost_with_members_whose_rows_are_logged() {
-    lose_members(&Site::start_with_rows("ack = 'logged'"));
-}
-
 fn lose_members(site: &Site) {
     let load = Load::begin(site);
     for round in 0..4 {
@@ -200,11 +190,6 @@ fn lose_members(site: &Site) {
 #[test]
 fn a_switchover_loses_nothing_and_goes_back() {
     switch_over(&Site::start(""));
-}
-
-#[test]
-fn a_switchover_with_rows_loses_nothing_and_goes_back() {
-    switch_over(&Site::start_with_rows(""));
 }
 
 fn switch_over(site: &Site) {
@@ -236,14 +221,6 @@ fn a_member_that_differs_is_found_and_made_anew() {
     let member = format!("{} dbname=app", conninfo(&site.sides[standby].server));
     psql(&member, "UPDATE t SET a = 'wrong' WHERE id = 5")
         .expect("it is done behind the manager's back");
-    let verdict = site.verify();
-    assert!(
-        !verdict.equal && verdict.differences[0].contains("\"t\""),
-        "{verdict:?}"
-    );
-    site.runtime
-        .block_on(client.batch_execute("DELETE FROM t WHERE a = 'a'"))
-        .expect("the primary is right");
     site.wait("the difference is found", || {
         let status = site.status(standby);
         status.is_some_and(|status| status.aside_since.is_some())
@@ -263,8 +240,8 @@ fn a_connection_that_comes_and_goes_does_not_silence_the_one_that_stands() {
     for _ in 0..5 {
         let standby = 1 - site.who_serves();
         let mut stray = TcpStream::connect(site.peer_address(standby)).expect("it listens");
-        // A packet's length, and the first of all packets: a link.
-        stray.write_all(&[1, 0, 0, 0, 0]).expect("it is read");
+        // A packet's length, and a link.
+        stray.write_all(&[1, 0, 0, 0, 7]).expect("it is read");
         pause();
         drop(stray);
         pause();

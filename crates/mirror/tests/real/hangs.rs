@@ -1,4 +1,4 @@
-//! Ways in which commits that wait for the log could wait for ever, with `ship = "rows"`: each ends by itself.
+//! Ways in which commits that wait for the log could wait for ever: each ends by itself.
 
 use std::time::{Duration, Instant};
 
@@ -15,7 +15,7 @@ const CIRCLES: &[&str] = &[
 
 #[test]
 fn a_commit_that_locks_what_decodes_it_ends_by_itself() {
-    let site = Site::start_with_rows("");
+    let site = Site::start("");
     let client = site.connect();
     run(&site, &client, "CREATE TABLE t (id int PRIMARY KEY)");
     site.must_be_equal();
@@ -38,7 +38,7 @@ fn a_commit_that_locks_what_decodes_it_ends_by_itself() {
 /// Clients that wait for the log of a manager that is gone get an answer, and go on at the other one.
 #[test]
 fn whoever_waits_for_a_manager_that_is_gone_is_told() {
-    let mut site = Site::start_with_rows("");
+    let mut site = Site::start("");
     let client = site.connect();
     run(&site, &client, "CREATE TABLE t (id int PRIMARY KEY)");
     site.must_be_equal();
@@ -90,8 +90,8 @@ fn lose_slot(member: &str) {
 /// A member whose slot is full has commits that nobody can decode any more: it is replaced, and its database kept.
 #[test]
 fn a_member_whose_slot_is_lost_while_its_manager_is_away_is_replaced() {
-    let mut site = Site::start_with("ship = 'rows'", |server| {
-        server.configure("wal_level = logical\nmax_slot_wal_keep_size = '32MB'");
+    let mut site = Site::start_with("", |server| {
+        server.configure("max_slot_wal_keep_size = '32MB'");
     });
     run(
         &site,
@@ -112,7 +112,7 @@ fn a_member_whose_slot_is_lost_while_its_manager_is_away_is_replaced() {
 /// The primary's slot is lost while it serves: it stops, and the other one goes on.
 #[test]
 fn a_primary_whose_slot_is_lost_is_replaced() {
-    let site = Site::start_with_rows("");
+    let site = Site::start("");
     let client = site.connect();
     run(
         &site,
@@ -121,10 +121,7 @@ fn a_primary_whose_slot_is_lost_is_replaced() {
     );
     site.must_be_equal();
     let before = site.who_serves();
-    let session = format!(
-        "{} options='-c synchronous_commit=local'",
-        site.member(before)
-    );
+    let session = site.member(before);
     let dropped = "SELECT pg_terminate_backend(active_pid, 5000) FROM pg_replication_slots; SELECT pg_drop_replication_slot('understudy_mirror')";
     site.wait("the slot is dropped", || psql(&session, dropped).is_ok());
     site.wait("the other one is primary", || {

@@ -2,6 +2,9 @@
 
 use std::time::Duration;
 
+use mirror::core::record::{Number, Record, Token};
+use mirror::core::rows::{Header, Rows};
+
 use crate::server::psql;
 use crate::site::Site;
 use crate::statements::run;
@@ -113,32 +116,6 @@ fn of_two_members_that_were_made_for_a_new_log_one_is_left_alone() {
     assert_eq!(kept, if at == 0 { "other" } else { "a" });
 }
 
-#[test]
-fn members_that_an_earlier_version_has_made_need_not_be_made_anew() {
-    let mut site = stopped();
-    let database = |site: &Site| {
-        let text = "SELECT oid FROM pg_database WHERE datname = 'app'";
-        [0, 1].map(|at| of_member(site, at, text))
-    };
-    let before = database(&site);
-    let text = "ALTER TABLE understudy_mirror.state DROP COLUMN log, DROP COLUMN forgotten_epoch, DROP COLUMN forgotten_count, DROP COLUMN difference, \
-        DROP COLUMN differs_since; DROP FUNCTION understudy_mirror.committed(text); \
-        DROP FUNCTION understudy_mirror.has(bigint, text); DROP FUNCTION understudy_mirror.plain(anyelement)";
-    for at in 0..2 {
-        of_member(&site, at, text);
-        site.manage(at);
-    }
-    site.settle();
-    run(&site, &site.connect(), &["INSERT INTO t VALUES (2, 'b')"]);
-    let logs = || [0, 1].map(|at| of_member(&site, at, "SELECT log FROM understudy_mirror.state"));
-    site.wait("they say which log they belong to", || {
-        let [one, other] = logs();
-        !one.is_empty() && one == other
-    });
-    assert_eq!(site.must_be_equal().rows, 2);
-    assert_eq!(database(&site), before);
-}
-
 /// It was taken for the transaction that got the number later, which was acknowledged and executed nowhere.
 #[test]
 fn a_number_that_somebody_has_written_to_a_member_is_no_transaction() {
@@ -157,5 +134,44 @@ fn a_number_that_somebody_has_written_to_a_member_is_no_transaction() {
     });
     site.keep(1 - standby);
     site.settle();
+    assert_eq!(site.must_be_equal().rows, 2);
+}
+
+/// Whoever executes rows took its records for nothing, or for what its member differs by.
+#[test]
+fn a_log_of_statements_is_refused() {
+    let mut site = stopped();
+    let log = of_member(&site, 0, "SELECT log FROM understudy_mirror.state");
+    let floor = of_member(&site, 0, "SELECT floor FROM understudy_mirror.state");
+    let token = Token { epoch: 1, count: 1 };
+    let record = Record {
+        number: Number(floor.parse::<u64>().expect("a number") + 1),
+        draft: Rows::default()
+            .draft(&Header::default(), token, Vec::new())
+            .into(),
+    };
+    site.give_earlier_log(&log, record);
+    for at in 0..2 {
+        site.manage(at);
+    }
+    site.wait("it says what to do", || {
+        let advice = site.status(0).and_then(|status| status.advice);
+        advice.is_some_and(|advice| advice.contains("logged statements"))
+    });
+    assert!(site.primary().is_none());
+    // Another volume, as it says.
+    for at in 0..2 {
+        site.kill_manager(at);
+    }
+    site.lose_log();
+    for at in 0..2 {
+        site.manage(at);
+    }
+    site.wait("both say which log they had", || {
+        is(&site, 0, "Foreign") && is(&site, 1, "Foreign")
+    });
+    site.keep(0);
+    site.settle();
+    run(&site, &site.connect(), &["INSERT INTO t VALUES (2, 'b')"]);
     assert_eq!(site.must_be_equal().rows, 2);
 }

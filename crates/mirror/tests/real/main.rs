@@ -1,5 +1,6 @@
 //! Managers with two real servers of stock PostgreSQL.
 
+mod applications;
 mod cases;
 mod checks;
 mod commits;

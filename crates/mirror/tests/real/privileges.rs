@@ -142,26 +142,8 @@ const WAYS: &[(&str, &str)] = &[
 
 /// A role that could make a table became a superuser of the standby by a function that its check called, and ran a program there.
 #[test]
-fn what_runs_on_the_standby_runs_as_whoever_logged_in() {
-    let site = Site::start("[harmless]\ntriggers = ['late']");
-    let client = mallory(&site);
-    for (name, text) in WAYS {
-        for part in text.split("; ") {
-            run(&site, &client, part);
-        }
-        level(&site);
-        nobody_has_climbed(&site, name);
-    }
-    for at in 0..2 {
-        assert_eq!(site.status(at).expect("it answers").difference, None);
-    }
-    site.must_be_equal();
-}
-
-/// The same where rows are logged: each way is one transaction, with its definitions and its rows.
-#[test]
 fn what_rows_set_off_on_the_standby_makes_nobody_a_superuser() {
-    let site = Site::start_with_rows("");
+    let site = Site::start("");
     let client = mallory(&site);
     for (name, text) in WAYS {
         let done = site.runtime.block_on(client.batch_execute(text));
@@ -199,7 +181,7 @@ const WAYS_TO_LIE: &str = r#"
 /// Definitions are executed on the standby as whoever has said them, whoever has logged in.
 #[test]
 fn nobody_defines_anything_in_the_name_of_a_superuser_who_calls_them() {
-    let site = Site::start_with_rows("");
+    let site = Site::start("");
     let client = mallory(&site);
     run(&site, &client, WAYS_TO_LIE);
     let admin = site.connect();

@@ -62,7 +62,7 @@ fn was_rewound(site: &Site, at: usize, rewinds: u64) {
 /// The tables of a load with keys, without one, and with rows that all clients change.
 #[test]
 fn a_primary_that_was_lost_under_load_is_rewound_again_and_again() {
-    let site = Site::start_with_rows("ack = 'logged'");
+    let site = Site::start("ack = 'logged'");
     let load = Load::begin(&site);
     let mut rewinds = [0, 0];
     for _ in 0..4 {
@@ -113,7 +113,7 @@ fn commit_in_vain(site: &Site, texts: &[&str], again: &str) -> usize {
 /// it.
 #[test]
 fn a_commit_that_is_not_logged_is_in_doubt_and_undone() {
-    let site = Site::start_with_rows("");
+    let site = Site::start("");
     let client = site.connect();
     run(&site, &client, "CREATE TABLE t (id int PRIMARY KEY)");
     site.must_be_equal();
@@ -149,7 +149,7 @@ const SCHEMA: &str = "
 /// Clients have tried again meanwhile, and have changed what was changed in vain.
 #[test]
 fn commits_that_waited_when_their_server_crashed_are_undone() {
-    let mut site = Site::start_with_rows("");
+    let mut site = Site::start("");
     run(&site, &site.connect(), SCHEMA);
     site.must_be_equal();
     let again = "INSERT INTO t VALUES (10, 'again'); UPDATE t SET a = a || ' again' WHERE id = 1; \
@@ -223,7 +223,7 @@ const FILLED: &[(&str, &str)] = &[
 
 #[test]
 fn a_member_whose_commits_cannot_be_undone_is_replaced_by_a_copy_and_kept() {
-    let site = Site::start_with_rows("");
+    let site = Site::start("");
     run(&site, &site.connect(), SCHEMA);
     site.must_be_equal();
     for (count, (in_vain, again)) in FILLED.iter().enumerate() {

@@ -318,7 +318,7 @@ pub const CASES: &[Case] = &[
 
 #[test]
 fn every_kind_of_transaction_is_equal_on_both_members_or_refused() {
-    let site = Site::start_with_rows("");
+    let site = Site::start("");
     go_through(&site, &site.connect(), &CASES.iter().collect::<Vec<_>>());
 }
 
@@ -328,7 +328,7 @@ const SUPERUSERS: &[&str] = &["EVENT TRIGGER", "FOREIGN DATA WRAPPER"];
 /// The same as a role that may make schemas and tables, and nothing else.
 #[test]
 fn an_ordinary_role_defines_and_writes_the_same_on_both_members() {
-    let site = Site::start_with_rows("");
+    let site = Site::start("");
     let made = "CREATE ROLE app LOGIN; GRANT CREATE, TEMP ON DATABASE app TO app; GRANT CREATE ON SCHEMA public TO app";
     run(&site, &site.connect(), made);
     let conninfo = site.conninfo().replace("user=postgres", "user=app");
@@ -345,7 +345,7 @@ fn an_ordinary_role_defines_and_writes_the_same_on_both_members() {
 /// Somebody who writes to the standby's member is found out at once, with the rows.
 #[test]
 fn a_write_to_the_standby_is_told_with_its_rows() {
-    let site = Site::start_with_rows("");
+    let site = Site::start("");
     let client = site.connect();
     run(
         &site,
@@ -385,7 +385,7 @@ fn a_write_to_the_standby_is_told_with_its_rows() {
 /// A transaction that is longer than anything is logged at once, in pieces; and a value that fills one alone.
 #[test]
 fn a_long_transaction_has_no_limit() {
-    let site = Site::start_with_rows("transaction_bytes = 1000");
+    let site = Site::start("");
     let client = site.connect();
     run(
         &site,
@@ -409,7 +409,7 @@ fn a_long_transaction_has_no_limit() {
 /// A commit is not told, and nobody sees it, before the log has it; whoever cancels it then changes nothing.
 #[test]
 fn a_commit_waits_for_the_log_and_cannot_be_cancelled_then() {
-    let site = Site::start_with_rows("");
+    let site = Site::start("");
     let client = site.connect();
     run(&site, &client, "CREATE TABLE t (id int PRIMARY KEY)");
     site.must_be_equal();

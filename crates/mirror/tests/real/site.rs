@@ -6,10 +6,12 @@ use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 use async_trait::async_trait;
-use dax::ids::NodeName;
+use dax::ids::{BlockKey, FileId, Generation, NodeName};
 use dax::memory::{MemoryCluster, MemoryStorage};
-use dax::storage::{Storage, VolumeSettings};
+use dax::storage::{Authority, Storage, SyncScope, VolumeSettings};
+use mirror::core::log::Position;
 use mirror::core::manager::Role;
+use mirror::core::record::Record;
 use mirror::driver::config::Config;
 use mirror::driver::peer::{Question, ask};
 use mirror::driver::{Checked, Open, Resolved, Status, Verdict, resolve};
@@ -66,10 +68,13 @@ pub fn conninfo(server: &Server) -> String {
 }
 
 fn side(prepare: &(impl Fn(&mut Server) + Sync)) -> Side {
-    let mut server = Server::init("fsync = off\nmax_connections = 200");
+    let mut server = Server::init("fsync = off\nmax_connections = 200\nwal_level = logical");
     prepare(&mut server);
     server.start();
-    server.sql(&["CREATE DATABASE app"]);
+    server.sql(&[
+        "CREATE DATABASE app",
+        "ALTER DATABASE postgres SET synchronous_commit = local",
+    ]);
     Side {
         server,
         listen: address(),
@@ -93,12 +98,6 @@ impl Site {
         site.manage(1);
         site.settle();
         site
-    }
-
-    /// The same with transactions that are logged as rows.
-    pub fn start_with_rows(more: &str) -> Site {
-        let more = format!("ship = 'rows'\n{more}");
-        Site::start_with(&more, |server| server.configure("wal_level = logical"))
     }
 
     /// Both servers run, and the first has a manager that takes its member for the only one.
@@ -165,13 +164,9 @@ impl Site {
 
     fn config(&self, at: usize, other: usize, first: bool) -> String {
         let member = |at: usize| format!("{} dbname=app", conninfo(&self.sides[at].server));
-        let ship = match self.more.contains("ship =") {
-            true => "",
-            false => "ship = 'statements'",
-        };
         format!(
-            "{ship}\nlisten = '{}'\npeer_listen = '{}'\npeer = '{}'\nmember = \"{}\"\nother_member = \"{}\"\nfirst = {}\n\
-             timeout = '2s'\nlease = '1s'\nlock_timeout = '10s'\nbin = '{}'\n{}\n{}",
+            "listen = '{}'\npeer_listen = '{}'\npeer = '{}'\nmember = \"{}\"\nother_member = \"{}\"\nfirst = {}\n\
+             timeout = '2s'\nlease = '1s'\nbin = '{}'\n{}\n{}",
             self.sides[at].listen,
             self.sides[at].peer_listen,
             self.sides[1 - at].peer_listen,
@@ -197,7 +192,7 @@ impl Site {
             "single = true\nlisten = '{}'\npeer_listen = '{}'\nmember = \"{}\"\n{}",
             self.sides[at].listen,
             self.sides[at].peer_listen,
-            self.member(at),
+            self.bare(at),
             self.proof(),
         );
         self.run(at, &text);
@@ -255,8 +250,47 @@ impl Site {
         self.cluster = MemoryCluster::new(VolumeSettings::default());
     }
 
-    /// The connection string of a member.
+    /// Another log, which is called so, and of which an earlier version is said to have written this record.
+    pub fn give_earlier_log(&mut self, log: &str, record: Record) {
+        self.lose_log();
+        let storage = self.cluster.client();
+        let name = NodeName::new("earlier").expect("valid");
+        self.runtime.block_on(async {
+            storage.own_epoch(&name).await.expect("nobody else does");
+            let at = Position {
+                number: record.number,
+                ..Position::BEGINNING
+            };
+            let begins = serde_json::to_vec(&at).expect("it is written");
+            for (name, value) in [
+                ("mirror/identity", log.as_bytes().to_vec()),
+                ("mirror/log", begins),
+            ] {
+                let put = storage.put_record(name, value.into(), Authority::Owner);
+                put.await.expect("it owns the epoch");
+            }
+            let bytes = storage.settings().block_size_bytes as usize;
+            let (mut blocks, _) = mirror::core::log::write(at, &[record], bytes).expect("short");
+            blocks[0][..8].copy_from_slice(b"USmirr01");
+            let file = FileId(1);
+            for (index, block) in (0..).zip(blocks) {
+                let key = BlockKey::new(file, index);
+                let written = storage.write(key, Generation::SINGLE, block.into());
+                written.expect("it owns the epoch");
+            }
+            let synced = storage.csync(SyncScope::File(file)).await;
+            synced.expect("it owns the epoch");
+            storage.release().await.expect("it owns the epoch");
+        });
+    }
+
+    /// The connection string of a member, for whoever does something behind the manager's back: nobody confirms that where no manager
+    /// runs.
     pub fn member(&self, at: usize) -> String {
+        format!("{} options='-c synchronous_commit=local'", self.bare(at))
+    }
+
+    fn bare(&self, at: usize) -> String {
         format!("{} dbname=app", conninfo(&self.sides[at].server))
     }
 

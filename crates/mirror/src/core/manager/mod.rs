@@ -13,7 +13,8 @@
 //!       or is too far behind
 //! ```
 //!
-//! This is Figure 3 of the paper. Invariants: a transaction has committed if and only if the log has it durably, and the log is
+//! This is Figure 3 of the paper. The primary's member commits by itself, and nobody sees or is told of a commit before the log has it
+//! ([`rows`]). Invariants: a transaction has committed if and only if the log has it durably, and the log is
 //! written by the owner of the highest epoch alone, so a manager that lost its epoch acknowledges nothing. Nobody serves before its
 //! member has everything that the log has. Members commit what is in the log without waiting for their disks: one whose server
 //! crashes lacks what it had committed last, and executes it again, so the log keeps what a member does not have on its disk for
@@ -38,12 +39,11 @@ mod types;
 use std::collections::BTreeMap;
 
 use super::captured::Captured;
-use super::class::Claims;
 use super::flaw::Flaw;
 use super::ledger::Ledger;
-use super::locks::Tx;
 use super::log::Identity;
-use super::record::{Draft, Number, Token};
+use super::record::{Draft, Number};
+use super::rows::Lsn;
 
 pub use peer::Message;
 use primary::Primary;
@@ -155,16 +155,6 @@ impl Manager {
         own.unwrap_or(self.standby.last)
     }
 
-    /// How many classes transactions have locked.
-    pub fn locked(&self) -> usize {
-        self.primary.as_ref().map_or(0, Primary::locked)
-    }
-
-    /// How many transactions that have locked something are under way.
-    pub fn running(&self) -> usize {
-        self.primary.as_ref().map_or(0, Primary::running)
-    }
-
     /// What the other manager's member has, if it follows this one, and whether it is a standby.
     pub fn follower(&self) -> Option<(Number, bool)> {
         let follower = self.primary.as_ref()?.follower.as_ref()?;
@@ -238,6 +228,10 @@ impl Manager {
             self.role = Role::Recovering(Why::Behind);
             return;
         }
+        if self.saved.next() < first && !self.flawed(Flaw::GapIgnored) {
+            // It would be behind once it had begun again, and the other one may have a surplus then. Its member says more soon.
+            return self.not_owned();
+        }
         out.push(Effect::Own);
     }
 
@@ -248,7 +242,6 @@ impl Manager {
         }
         if let Some(primary) = self.primary.take() {
             out.push(Effect::Unserve);
-            self.standby.is_unsettled = self.captured.is_known();
             let epoch = primary.epoch;
             self.ended = self.ended.max(epoch);
             if why != Why::Replaced {
@@ -258,13 +251,15 @@ impl Manager {
             self.standby
                 .restart(self.ledger.as_ref().map_or(Number(0), Ledger::floor));
         }
+        // What could have been logged in its epoch may be a surplus now.
+        self.standby.is_unsettled |= self.captured.is_known();
         self.heard_ms = self.now_ms;
         // Whoever makes the member anew looks at this.
         self.role = Role::Recovering(match why {
-            Why::Replaced if self.is_foreign => Why::Foreign,
-            Why::Replaced if self.is_diverged => Why::Diverged,
-            Why::Replaced if self.is_behind => Why::Behind,
-            Why::Replaced if self.is_ahead => Why::Ahead,
+            Why::Replaced | Why::Starting if self.is_foreign => Why::Foreign,
+            Why::Replaced | Why::Starting if self.is_diverged => Why::Diverged,
+            Why::Replaced | Why::Starting if self.is_behind => Why::Behind,
+            Why::Replaced | Why::Starting if self.is_ahead => Why::Ahead,
             why => why,
         });
     }
@@ -279,6 +274,8 @@ impl Manager {
             return;
         }
         self.role = Role::Recovering(Why::TakingOver);
+        // Whoever was primary before says nothing that counts any more.
+        self.standby.epoch = None;
         let is_over = self.ended + 1 >= epoch || self.flawed(Flaw::LeaseIgnored);
         let serves_ms = self.now_ms + if is_over { 0 } else { self.rules.lease_ms };
         self.standby.taking = Some(standby::Taking::new(epoch, self.now_ms, serves_ms));
@@ -351,64 +348,26 @@ impl Manager {
         self.send_alive(out);
     }
 
-    /// A transaction that begins to write gets what its client can ask by.
-    pub fn token(&mut self) -> Option<Token> {
-        let primary = self.primary.as_mut()?;
-        primary.tokens += 1;
-        Some(Token {
-            epoch: primary.epoch,
-            count: primary.tokens,
-        })
-    }
-
-    /// True if a transaction is committing: the log may get it, or has it, and the member does not have it yet.
-    pub fn is_in_flight(&self, token: Token) -> bool {
-        let primary = self.primary.as_ref();
-        primary.is_some_and(|primary| primary.is_in_flight(token))
-    }
-
-    /// A transaction asks for what its next statement conflicts on: [`Effect::Granted`] or [`Effect::Deadlock`] follows, at
-    /// once or later.
-    pub fn lock(&mut self, tx: Tx, claims: &Claims, out: &mut Vec<Effect>) {
-        let flaw = self.rules.flaw;
-        if let Some(primary) = &mut self.primary {
-            primary.lock(tx, claims, flaw, out);
-        }
-    }
-
-    /// Whom a transaction waits for, if it waits.
-    pub fn waits_for(&self, tx: Tx) -> Vec<Tx> {
-        let primary = self.primary.as_ref();
-        primary.map_or_else(Vec::new, |primary| primary.waits_for(tx))
-    }
-
-    /// A transaction does not wait any longer for what it has asked for; it keeps what it has.
-    pub fn stop_waiting(&mut self, tx: Tx, out: &mut Vec<Effect>) {
-        if let Some(primary) = &mut self.primary {
-            primary.stop_waiting(tx, out);
-        }
-    }
-
-    /// A transaction commits: [`Effect::Commit`] and [`Effect::Answer`] follow, with the number that is returned.
-    pub fn commit(&mut self, tx: Tx, draft: Draft, out: &mut Vec<Effect>) -> Option<Number> {
+    /// The member has committed something, which is to be logged as the number that is returned: [`Effect::Logged`] and
+    /// [`Effect::Answer`] follow.
+    pub fn commit(&mut self, draft: Draft, out: &mut Vec<Effect>) -> Option<Number> {
         let flaw = self.rules.flaw;
         let primary = self.primary.as_mut();
-        let number = primary.map(|primary| primary.commit(tx, draft, flaw, out));
+        let number = primary.map(|primary| primary.commit(draft, flaw, out));
         if flaw == Some(Flaw::SentTooEarly) {
             self.pump(out);
         }
         number
     }
 
-    /// A transaction is over that has nothing in the log.
-    pub fn ended(&mut self, tx: Tx, out: &mut Vec<Effect>) {
-        if let Some(primary) = &mut self.primary {
-            primary.release(tx, out);
-        }
-        self.hand_over(out);
+    /// What was given to the log in this epoch and is not acknowledged: the ends of the commits, with their numbers; and how many
+    /// records are not durable.
+    pub fn given(&self) -> (BTreeMap<Lsn, Number>, usize) {
+        let primary = self.primary.as_ref();
+        primary.map(Primary::given).unwrap_or_default()
     }
 
-    /// Hands over to the standby as soon as no transaction is under way: new ones wait.
+    /// Hands over to the standby as soon as that has all that was logged: nobody begins anything more.
     pub fn switch_over(&mut self, out: &mut Vec<Effect>) {
         if let Some(primary) = &mut self.primary {
             primary.is_draining = true;
@@ -416,14 +375,10 @@ impl Manager {
         self.hand_over(out);
     }
 
-    /// Gives a handover up: transactions that have waited go on.
-    pub fn stay(&mut self, out: &mut Vec<Effect>) {
-        let flaw = self.rules.flaw;
+    /// Gives a handover up.
+    pub fn stay(&mut self) {
         if let Some(primary) = &mut self.primary {
             primary.is_draining = false;
-            for (tx, claims) in std::mem::take(&mut primary.held_back) {
-                primary.lock(tx, &claims, flaw, out);
-            }
         }
     }
 
@@ -448,7 +403,13 @@ impl Manager {
         for record in primary.recent_from(first) {
             self.captured.note(record);
         }
+        if let Some(ledger) = &mut self.ledger {
+            // What is logged in its epoch the member has made itself.
+            (first.0..=last.0).for_each(|number| ledger.insert(Number(number)));
+        }
+        primary.answer(self.rules.ack, out);
         self.pump(out);
+        self.hand_over(out);
     }
 
     /// Everything up to here is on the member's disk, whatever becomes of its server.
@@ -466,34 +427,4 @@ impl Manager {
     fn is_past(&self, life: Life) -> bool {
         life != self.life && !self.flawed(Flaw::LifeIgnored)
     }
-
-    /// The member has committed a transaction of a client's.
-    pub fn committed(&mut self, life: Life, number: Number, out: &mut Vec<Effect>) {
-        if self.is_past(life) {
-            return;
-        }
-        if let Some(ledger) = &mut self.ledger {
-            ledger.insert(number);
-        }
-        let ack = self.rules.ack;
-        if let Some(primary) = &mut self.primary {
-            primary.on_member(number, ack, out);
-        }
-        self.hand_over(out);
-    }
-
-    /// The member has not committed it, or nobody knows, and the log has it: it is executed once more.
-    pub fn commit_failed(&mut self, number: Number, out: &mut Vec<Effect>) {
-        if self.flawed(Flaw::LostCommitForgotten) {
-            return self.committed(self.life, number, out);
-        }
-        let record = self
-            .primary
-            .as_ref()
-            .and_then(|primary| primary.record(number));
-        out.extend(record.map(Effect::Apply));
-    }
 }
-
-/// Commits that are not acknowledged, by number.
-type Commits = BTreeMap<Number, primary::Commit>;

@@ -1,14 +1,13 @@
-//! What a primary has in hand: transactions, the log's end, and who follows.
+//! What a primary has in hand: commits of its member, the log's end, and who follows.
 
-use std::collections::{BTreeSet, VecDeque};
+use std::collections::{BTreeMap, VecDeque};
 use std::sync::Arc;
 
-use super::super::class::Claims;
 use super::super::flaw::Flaw;
-use super::super::locks::{Grant, Locks, Tx};
 use super::super::log::Identity;
-use super::super::record::{Draft, Number, Record, Token};
-use super::{Ack, Commits, Effect};
+use super::super::record::{Draft, Number, Record};
+use super::super::rows::Lsn;
+use super::{Ack, Effect};
 
 /// Records that are kept in memory for the other manager; fewer if they are long.
 const RECENT_RECORDS: usize = 4_096;
@@ -18,12 +17,11 @@ const MESSAGE_BYTES: usize = 4 << 20;
 /// The other manager is sent no more, before it has executed some of it.
 const WINDOW_BYTES: usize = 64 << 20;
 
-/// A commit that is not acknowledged.
+/// A record that is not acknowledged.
 #[derive(Debug)]
-pub struct Commit {
-    tx: Tx,
+struct Commit {
     record: Record,
-    is_on_member: bool,
+    is_logged: bool,
     is_on_peer: bool,
     is_answered: bool,
 }
@@ -98,7 +96,6 @@ impl Follower {
 #[derive(Debug)]
 pub struct Primary {
     pub epoch: u32,
-    pub tokens: u64,
     pub durable: Number,
     /// Which log it writes.
     pub log: Identity,
@@ -106,15 +103,10 @@ pub struct Primary {
     pub confirmed_ms: u64,
     pub follower: Option<Follower>,
     pub is_draining: bool,
-    /// Transactions that wait for the end of a handover.
-    pub held_back: Vec<(Tx, Claims)>,
     next: Number,
-    locks: Locks,
-    /// Who has locks.
-    running: BTreeSet<Tx>,
     queue: Vec<Record>,
     writing: Option<Number>,
-    commits: Commits,
+    commits: BTreeMap<Number, Commit>,
     recent: VecDeque<Record>,
     /// How long they are.
     recent_bytes: usize,
@@ -124,19 +116,15 @@ impl Primary {
     pub fn new(epoch: u32, last: Number, log: Identity, now_ms: u64) -> Primary {
         Primary {
             epoch,
-            tokens: 0,
             durable: last,
             log,
             confirmed_ms: now_ms,
             follower: None,
             is_draining: false,
-            held_back: Vec::new(),
             next: last.next(),
-            locks: Locks::default(),
-            running: BTreeSet::new(),
             queue: Vec::new(),
             writing: None,
-            commits: Commits::new(),
+            commits: BTreeMap::new(),
             recent: VecDeque::new(),
             recent_bytes: 0,
         }
@@ -147,77 +135,40 @@ impl Primary {
         self.writing
     }
 
-    /// How many classes are locked.
-    pub fn locked(&self) -> usize {
-        self.locks.len()
-    }
-
-    /// How many transactions have asked for locks and are not over.
-    pub fn running(&self) -> usize {
-        self.running.len()
-    }
-
-    /// Whom a transaction waits for, if it does.
-    pub fn waits_for(&self, tx: Tx) -> Vec<Tx> {
-        self.locks.before(tx)
-    }
-
-    pub fn lock(&mut self, tx: Tx, claims: &Claims, flaw: Option<Flaw>, out: &mut Vec<Effect>) {
-        if self.is_draining && !self.running.contains(&tx) {
-            self.held_back.push((tx, claims.clone()));
-            return;
+    /// What was given to the log and is not acknowledged: the ends of the commits, with their numbers; and how many records are not
+    /// durable.
+    pub fn given(&self) -> (BTreeMap<Lsn, Number>, usize) {
+        let commits = self.commits.iter();
+        let ends = commits.filter(|(_, commit)| !commit.record.is_piece());
+        let mut given = BTreeMap::new();
+        for (number, commit) in ends {
+            // What is logged with a commit, and is none itself, comes after it.
+            let end = commit.record.draft.header.origin.end;
+            given.entry(end).or_insert(*number);
         }
-        self.running.insert(tx);
-        if flaw == Some(Flaw::NoLocks) {
-            out.push(Effect::Granted(tx));
-            return;
-        }
-        let grant = self.locks.acquire(tx, claims);
-        out.extend(grant.map(|grant| effect(tx, grant)));
+        let writing = self.commits.values().filter(|commit| !commit.is_logged);
+        (given, writing.count())
     }
 
-    /// A transaction gives up waiting, and goes on with what it has.
-    pub fn stop_waiting(&mut self, tx: Tx, out: &mut Vec<Effect>) {
-        self.held_back.retain(|(other, _)| *other != tx);
-        let grants = self.locks.give_up(tx);
-        out.extend(grants.into_iter().map(|(tx, grant)| effect(tx, grant)));
-    }
-
-    pub fn release(&mut self, tx: Tx, out: &mut Vec<Effect>) {
-        self.running.remove(&tx);
-        self.held_back.retain(|(other, _)| *other != tx);
-        let grants = self.locks.release(tx);
-        out.extend(grants.into_iter().map(|(tx, grant)| effect(tx, grant)));
-    }
-
-    pub fn commit(
-        &mut self,
-        tx: Tx,
-        draft: Draft,
-        flaw: Option<Flaw>,
-        out: &mut Vec<Effect>,
-    ) -> Number {
+    pub fn commit(&mut self, draft: Draft, flaw: Option<Flaw>, out: &mut Vec<Effect>) -> Number {
         let number = self.next;
         self.next = number.next();
         let draft = Arc::new(draft);
         let record = Record { number, draft };
         self.queue.push(record.clone());
+        let is_told = flaw == Some(Flaw::AcknowledgedTooEarly);
+        if is_told {
+            out.push(Effect::Answer(number));
+        }
         let commit = Commit {
-            tx,
             record: record.clone(),
-            is_on_member: false,
+            is_logged: false,
             is_on_peer: false,
-            is_answered: false,
+            is_answered: is_told,
         };
         self.commits.insert(number, commit);
-        if flaw == Some(Flaw::AcknowledgedTooEarly) {
-            out.push(Effect::Commit(tx, number));
-        }
         if flaw == Some(Flaw::SentTooEarly) {
             self.keep(record);
-        }
-        if flaw == Some(Flaw::LocksNotStrict) {
-            self.release(tx, out);
         }
         self.write(out);
         number
@@ -245,10 +196,9 @@ impl Primary {
         self.durable = last;
         self.writing = None;
         let mut kept = Vec::new();
-        for (number, commit) in self.commits.range(first..=last) {
-            if flaw != Some(Flaw::AcknowledgedTooEarly) {
-                out.push(Effect::Commit(commit.tx, *number));
-            }
+        for (number, commit) in self.commits.range_mut(first..=last) {
+            commit.is_logged = true;
+            out.push(Effect::Logged(*number));
             if flaw != Some(Flaw::SentTooEarly) {
                 kept.push(commit.record.clone());
             }
@@ -274,20 +224,6 @@ impl Primary {
         self.recent.iter().rev().take_while(is_later)
     }
 
-    /// The record of a commit that is not acknowledged.
-    pub fn record(&self, number: Number) -> Option<Record> {
-        self.commits
-            .get(&number)
-            .map(|commit| commit.record.clone())
-    }
-
-    /// True if this manager's member has still to commit it.
-    pub fn awaits(&self, number: Number) -> bool {
-        self.commits
-            .get(&number)
-            .is_some_and(|commit| !commit.is_on_member)
-    }
-
     /// Durable records from `from` on that are in memory, if the first of them is.
     pub fn recent(&self, from: Number, count: u64) -> Option<Vec<Record>> {
         let first = self.recent.front()?.number;
@@ -306,22 +242,6 @@ impl Primary {
             Some(Flaw::SentTooEarly) => Number(self.next.0 - 1),
             _ => self.durable,
         }
-    }
-
-    /// True if the log may get, or has, a transaction that the member does not have yet.
-    pub fn is_in_flight(&self, token: Token) -> bool {
-        let mut commits = self.commits.values();
-        commits.any(|commit| !commit.is_on_member && commit.record.draft.token == token)
-    }
-
-    pub fn on_member(&mut self, number: Number, ack: Ack, out: &mut Vec<Effect>) {
-        let Some(commit) = self.commits.get_mut(&number) else {
-            return;
-        };
-        commit.is_on_member = true;
-        let tx = commit.tx;
-        self.release(tx, out);
-        self.answer(ack, out);
     }
 
     pub fn on_peer(&mut self, numbers: &[Number], ack: Ack, out: &mut Vec<Effect>) {
@@ -343,18 +263,18 @@ impl Primary {
             // The other member has a long transaction as a whole, or nothing of it.
             let is_awaited = !commit.is_on_peer && !commit.record.is_piece();
             let is_on_peer = !is_awaited || floor.is_none_or(|floor| *number <= floor);
-            if commit.is_on_member && is_on_peer && !commit.is_answered {
+            if commit.is_logged && is_on_peer && !commit.is_answered {
                 commit.is_answered = true;
-                out.push(Effect::Answer(commit.tx, *number));
+                out.push(Effect::Answer(*number));
             }
         }
-        self.commits.retain(|_, commit| !commit.is_answered);
+        self.commits
+            .retain(|_, commit| !commit.is_logged || !commit.is_answered);
     }
 
     pub fn may_hand_over(&self) -> bool {
         let has_all = |follower: &Follower| follower.is_standby && follower.floor == self.durable;
         self.is_draining
-            && self.running.is_empty()
             && self.commits.is_empty()
             && self.queue.is_empty()
             && self.follower.as_ref().is_some_and(has_all)
@@ -369,11 +289,4 @@ pub fn together<'a>(records: impl Iterator<Item = &'a Record>) -> impl Iterator<
         bytes += record.bytes().max(1);
         is_first || bytes <= MESSAGE_BYTES
     })
-}
-
-fn effect(tx: Tx, grant: Grant) -> Effect {
-    match grant {
-        Grant::Granted => Effect::Granted(tx),
-        Grant::Deadlock => Effect::Deadlock(tx),
-    }
 }

@@ -3,17 +3,25 @@
 //! A member has the commits that it has made, although nothing in it says which number they have in the log; and those that were in
 //! the snapshot that it was copied from. Invariant: rows of a commit that the member has are never executed there; a long transaction
 //! counts as a whole, and its pieces count for nothing if the end is not in the log. Nothing is executed on a member that was primary's
-//! before it is known that the log has, or can get, all that it has committed.
+//! before it is known which commits it has by itself, and that the log has, or can get, all of them: until then records wait as they
+//! have come.
 
+use super::super::flaw::Flaw;
 use super::super::record::{Number, Record};
-use super::super::rows::{Header, Lsn, Rows};
+use super::super::rows::{Lsn, Rows};
+use super::standby::Taking;
 use super::{Effect, Manager, Role, Why};
 
 impl Manager {
-    /// The member has all commits of these servers up to there: to be said after [`Manager::member_up`].
+    /// The member has all commits of these servers up to there, its own first: to be said after [`Manager::member_up`].
     pub fn member_has(&mut self, commits: impl IntoIterator<Item = (u64, Lsn)>) {
         self.captured.member_has(commits);
         self.standby.is_unsettled = true;
+    }
+
+    /// Nobody commits anything at the member any more, which was primary's: that is all that it has made.
+    pub fn own_ends(&mut self, up_to: Lsn) {
+        self.captured.own_ends(up_to);
     }
 
     /// The log has the commits of a server up to there, or gets them no more: they were undone.
@@ -33,7 +41,9 @@ impl Manager {
 
     /// True if it knows of each commit of its member whether the log has it, or can get it.
     pub fn has_tail(&self) -> bool {
-        self.standby.has_tail()
+        let standby = &self.standby;
+        let lacks = |record: &Record| self.captured.is_of_others(&record.draft.header);
+        standby.has_tail() || standby.epoch.is_some() && standby.held.iter().any(lacks)
     }
 
     /// True if its member may have commits that the log has not.
@@ -45,7 +55,9 @@ impl Manager {
     pub fn settle(&mut self, out: &mut Vec<Effect>) {
         self.standby.is_unsettled = false;
         let held = std::mem::take(&mut self.standby.held);
-        out.extend(held.into_iter().map(Effect::Apply));
+        held.into_iter()
+            .for_each(|record| self.take_rows(record, out));
+        self.end_pieces(out);
     }
 
     /// The member has commits that the log has not, and nobody was told of: it was primary, and its manager was not quick enough.
@@ -55,13 +67,20 @@ impl Manager {
         if self.role == Role::Primary {
             return self.step_down(Why::Behind, out);
         }
+        if self.standby.taking.is_some() {
+            return self.give_up_taking(Why::Behind, out);
+        }
         self.standby.epoch = None;
         self.role = Role::Recovering(Why::Behind);
     }
 
-    /// Takes a record with rows.
-    pub(super) fn take_rows(&mut self, header: Header, record: Record, out: &mut Vec<Effect>) {
+    /// Takes the next record.
+    pub(super) fn take_rows(&mut self, record: Record, out: &mut Vec<Effect>) {
         self.captured.note(&record);
+        if self.standby.is_unsettled && !self.flawed(Flaw::SurplusIgnored) {
+            return self.standby.held.push(record);
+        }
+        let header = record.draft.header;
         if header.piece == 0 {
             self.leave_pieces(out);
         }
@@ -74,7 +93,7 @@ impl Manager {
             return;
         }
         let pieces = std::mem::take(&mut self.standby.pieces);
-        if self.captured.contains(&header) {
+        if self.captured.contains(&header) && !self.flawed(Flaw::OwnCommitsExecuted) {
             return self.has_already(&pieces, out);
         }
         if let Some(whole) = whole(pieces) {
@@ -82,9 +101,23 @@ impl Manager {
         }
     }
 
+    /// The log ends here: pieces that were taken have no end, if that was not taken.
+    pub(super) fn end_pieces(&mut self, out: &mut Vec<Effect>) {
+        let is_end = |taking: &Taking| taking.end.is_some();
+        if self.standby.taking.as_ref().is_some_and(is_end) && self.standby.held.is_empty() {
+            self.leave_pieces(out);
+            self.see(out);
+        }
+    }
+
     /// The pieces that were taken have no end: the transaction was never logged as a whole, and comes again if it has committed.
-    pub(super) fn leave_pieces(&mut self, out: &mut Vec<Effect>) {
+    fn leave_pieces(&mut self, out: &mut Vec<Effect>) {
         let pieces = std::mem::take(&mut self.standby.pieces);
+        if self.flawed(Flaw::TornExecuted)
+            && let Some(whole) = whole(pieces.clone())
+        {
+            return self.begin(whole, out);
+        }
         self.has_already(&pieces, out);
     }
 
@@ -107,9 +140,9 @@ fn whole(mut pieces: Vec<Record>) -> Option<Record> {
     let mut rows = Rows::default();
     for piece in pieces.iter().chain([&last]) {
         match piece.draft.rows() {
-            Ok(Some(more)) => rows.append(more),
+            Ok(more) => rows.append(more),
             // Whoever executes it finds that it cannot be read.
-            _ => {
+            Err(_) => {
                 return Some(Record {
                     number: last.number,
                     draft: piece.draft.clone(),
@@ -119,7 +152,7 @@ fn whole(mut pieces: Vec<Record>) -> Option<Record> {
     }
     let sequences = pieces.iter().chain([&last]);
     let sequences = sequences.flat_map(|piece| piece.draft.sequences.iter().cloned());
-    let draft = rows.draft(&last.draft.header()?, last.draft.token, sequences.collect());
+    let draft = rows.draft(&last.draft.header, last.draft.token, sequences.collect());
     Some(Record {
         number: last.number,
         draft: draft.into(),

@@ -17,8 +17,10 @@ pub struct Taking {
     serves_ms: u64,
     /// Which log it is, if that says so.
     log: Option<Identity>,
+    /// Some of the log was read.
+    is_read: bool,
     /// The log's last record, and which log it is, once all of it was read.
-    end: Option<(Number, Identity)>,
+    pub end: Option<(Number, Identity)>,
 }
 
 impl Taking {
@@ -28,6 +30,7 @@ impl Taking {
             confirmed_ms: now_ms,
             serves_ms,
             log: None,
+            is_read: false,
             end: None,
         }
     }
@@ -52,7 +55,7 @@ pub struct Standby {
     pub tail: Number,
     /// The member may have commits that the log has not: nothing else is executed there before that is known.
     pub is_unsettled: bool,
-    /// Records that may be executed as soon as it is.
+    /// Records that were taken, and are looked at as soon as it is.
     pub held: Vec<Record>,
 }
 
@@ -73,15 +76,13 @@ impl Standby {
     }
 
     /// True if no commit of its own member can be logged behind what it has been sent: that is all that was in the log before the primary
-    /// that it follows wrote, or has something that the member lacks, so that it was never primary after that. More might never be sent:
-    /// a primary sends only so much ahead of what is executed.
+    /// that it follows wrote. The same is so if something came that the member lacks, because it was never primary after that. More might
+    /// never be sent: a primary sends only so much ahead of what is executed.
     pub fn has_tail(&self) -> bool {
-        let has_read_all = self
-            .taking
-            .as_ref()
-            .is_some_and(|taking| taking.end.is_some());
-        let is_beyond = self.received >= self.tail || !self.held.is_empty();
-        has_read_all || self.epoch.is_some() && is_beyond
+        match &self.taking {
+            Some(taking) => taking.end.is_some(),
+            None => self.epoch.is_some() && self.received >= self.tail,
+        }
     }
 }
 
@@ -99,13 +100,7 @@ impl Manager {
                 continue;
             }
             self.standby.received = number;
-            match record.draft.header() {
-                Some(header) => self.take_rows(header, record, out),
-                None => {
-                    self.leave_pieces(out);
-                    self.begin(record, out);
-                }
-            }
+            self.take_rows(record, out);
         }
     }
 
@@ -114,10 +109,7 @@ impl Manager {
         let has = |ledger: &Ledger| ledger.contains(record.number);
         if !self.ledger.as_ref().is_some_and(has) {
             let ready = self.standby.schedule.push(record);
-            match self.standby.is_unsettled {
-                true => self.standby.held.extend(ready),
-                false => out.extend(ready.map(Effect::Apply)),
-            }
+            out.extend(ready.map(Effect::Apply));
         }
     }
 
@@ -144,9 +136,23 @@ impl Manager {
         match is_named {
             // Whoever belongs to a log belongs to one that says which it is.
             Some(false) if self.log.is_some() => self.give_up_taking(Why::Foreign, out),
+            // Its past was given back after it was looked at.
+            Some(_) if self.begins_late(&records) => self.give_up_taking(Why::Starting, out),
             Some(_) => self.take(records, out),
             None => {}
         }
+    }
+
+    /// True if the log that it takes over begins behind what its member has on its disk, although not behind what that has.
+    fn begins_late(&mut self, records: &[Record]) -> bool {
+        let (saved, flaw) = (self.saved, self.rules.flaw);
+        let has = self.ledger.as_ref().map(Ledger::floor);
+        let (Some(taking), Some(first)) = (&mut self.standby.taking, records.first()) else {
+            return false;
+        };
+        let is_first = !std::mem::replace(&mut taking.is_read, true);
+        let is_gap = has.is_none_or(|floor| floor.next() < first.number);
+        is_first && !is_gap && saved.next() < first.number && flaw != Some(Flaw::GapIgnored)
     }
 
     /// All of the log was read.
@@ -170,13 +176,12 @@ impl Manager {
                 // Its past was given back after it was looked at.
                 return self.give_up_taking(Why::Behind, out);
             }
-            self.leave_pieces(out);
-            self.see(out);
+            self.end_pieces(out);
         }
     }
 
     /// The log that it owns cannot make its member current: somebody else may serve.
-    fn give_up_taking(&mut self, why: Why, out: &mut Vec<Effect>) {
+    pub(super) fn give_up_taking(&mut self, why: Why, out: &mut Vec<Effect>) {
         self.is_ahead |= why == Why::Ahead;
         self.is_behind |= why == Why::Behind;
         self.is_foreign |= why == Why::Foreign;
@@ -192,13 +197,6 @@ impl Manager {
         let Some(ledger) = &mut self.ledger else {
             return;
         };
-        if self
-            .primary
-            .as_ref()
-            .is_some_and(|primary| primary.awaits(number))
-        {
-            return self.committed(life, number, out);
-        }
         let record = self.standby.schedule.started(number);
         let first = record.map_or(number, Record::first);
         (first.0..=number.0).for_each(|number| ledger.insert(Number(number)));
@@ -223,12 +221,12 @@ impl Manager {
         }
     }
 
-    /// The member's answer differs from what the log says: nothing more is executed there.
+    /// The member differs from what the log says: nothing more is executed there.
     pub fn differs(&mut self, life: Life, number: Number, out: &mut Vec<Effect>) {
         if self.is_past(life) {
             return;
         }
-        if self.rules.flaw == Some(Flaw::DigestIgnored) {
+        if self.rules.flaw == Some(Flaw::DifferenceIgnored) {
             return self.applied(life, number, out);
         }
         self.is_diverged = true;

@@ -4,7 +4,7 @@ mod rows;
 
 use super::super::class::Claims;
 use super::super::log::Identity;
-use super::super::record::{Record, Statement};
+use super::super::record::Record;
 use super::*;
 
 /// The log, and another one.
@@ -168,11 +168,7 @@ fn record(number: u64) -> Record {
 }
 
 fn long(number: u64, bytes: usize) -> Record {
-    let statement = Statement {
-        text: "x".repeat(bytes),
-        ..Statement::default()
-    };
-    Record::of(number, Claims::default(), vec![statement])
+    Record::of(number, Claims::default(), bytes)
 }
 
 fn follow(floor: u64) -> Message {
@@ -274,7 +270,7 @@ fn no_more_than_so_much_is_under_way() {
     manager.peer(follow(0), &mut out);
     for number in 1..=6 {
         let draft = long(number, 30 << 20).draft.as_ref().clone();
-        manager.commit(Tx(number), draft, &mut out);
+        manager.commit(draft, &mut out);
         manager.durable(1, Number(number), &mut out);
     }
     assert_eq!(sent(&out), [1, 1, 1]);
@@ -401,9 +397,8 @@ fn a_standby_that_stands_still_with_one_transaction_is_not_waited_for() {
     let mut out = Vec::new();
     let commit = |manager: &mut Manager, number: u64, out: &mut Vec<Effect>| {
         let draft = record(number).draft.as_ref().clone();
-        manager.commit(Tx(number), draft, out);
+        manager.commit(draft, out);
         manager.durable(1, Number(number), out);
-        manager.committed(manager.life(), Number(number), out);
     };
     manager.peer(follow(0), &mut out);
     commit(&mut manager, 1, &mut out);
@@ -414,11 +409,11 @@ fn a_standby_that_stands_still_with_one_transaction_is_not_waited_for() {
         commit(&mut manager, number, &mut out);
         let (numbers, floor) = (vec![Number(number)], Number(0));
         manager.peer(Message::Applied { numbers, floor }, &mut out);
-        assert!(!out.contains(&Effect::Answer(Tx(1), Number(1))), "{second}");
-        assert!(out.contains(&Effect::Answer(Tx(number), Number(number))));
+        assert!(!out.contains(&Effect::Answer(Number(1))), "{second}");
+        assert!(out.contains(&Effect::Answer(Number(number))));
         manager.tick(&mut out);
     }
-    assert!(out.contains(&Effect::Answer(Tx(1), Number(1))));
+    assert!(out.contains(&Effect::Answer(Number(1))));
     assert_eq!(manager.follower(), Some((Number(0), false)));
     // It goes on, and is waited for again.
     let (numbers, floor) = (vec![Number(1)], Number(5));

@@ -3,7 +3,6 @@
 use serde::{Deserialize, Serialize};
 
 use super::super::flaw::Flaw;
-use super::super::locks::Tx;
 use super::super::record::{Number, Record};
 #[cfg(doc)]
 use super::Manager;
@@ -143,15 +142,10 @@ pub enum Effect {
     Unserve,
     /// Make these records durable, together: [`Manager::durable`] or [`Manager::fenced`].
     Append(Vec<Record>),
-    /// The transaction is in the log: commit it on the member, with its number: [`Manager::committed`] or
-    /// [`Manager::commit_failed`].
-    Commit(Tx, Number),
-    /// The transaction has what it asked for.
-    Granted(Tx),
-    /// The transaction is the victim of a deadlock: roll it back, then [`Manager::ended`].
-    Deadlock(Tx),
-    /// Tell the client that it has committed, as this number.
-    Answer(Tx, Number),
+    /// The record is in the log.
+    Logged(Number),
+    /// It is acknowledged: whoever has committed it is told so.
+    Answer(Number),
     /// Execute this on the member in a transaction of its own, unless the member has its number already:
     /// [`Manager::applied`] or [`Manager::differs`].
     Apply(Record),

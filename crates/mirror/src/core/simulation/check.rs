@@ -2,7 +2,6 @@
 
 use std::collections::BTreeMap;
 
-use super::super::record::Token;
 use super::World;
 use super::client::Told;
 
@@ -14,9 +13,10 @@ impl World {
     }
 
     fn find_fault(&mut self) -> Result<(), String> {
-        let mut logged: BTreeMap<Token, u32> = BTreeMap::new();
-        for record in &self.zones.log {
-            *logged.entry(record.draft.token).or_default() += 1;
+        let mut logged: BTreeMap<u64, u32> = BTreeMap::new();
+        let ends = self.zones.log.iter();
+        for record in ends.filter(|record| record.draft.header.is_last) {
+            *logged.entry(record.draft.token.count).or_default() += 1;
         }
         let told: Vec<Told> = self
             .clients
@@ -24,7 +24,7 @@ impl World {
             .flat_map(|client| client.history.clone())
             .collect();
         for told in told {
-            let times = logged.get(&told.token).copied().unwrap_or_default();
+            let times = logged.get(&told.xid).copied().unwrap_or_default();
             match told.committed {
                 Some(true) if times != 1 => {
                     return Err(format!(
@@ -39,14 +39,14 @@ impl World {
                 _ => {}
             }
         }
-        let wants = self.replayed(self.zones.log.len())?;
+        let wants = self.replayed()?;
         for (at, site) in self.sites.iter().enumerate() {
             if site.member.is_corrupt {
                 // What is wrong there was not read by anybody; comparing the members would find it.
                 continue;
             }
-            if site.member.lists != wants {
-                let has = &site.member.lists;
+            if site.member.content != wants {
+                let has = &site.member.content;
                 return Err(format!(
                     "member {at} is not what the log says: {has:?} in place of {wants:?}"
                 ));

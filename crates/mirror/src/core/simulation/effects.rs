@@ -6,8 +6,8 @@ use super::super::flaw::Flaw;
 use super::super::log::Identity;
 use super::super::manager::{Effect, Manager, Message, Role, Why};
 use super::super::record::{Number, Record};
-use super::database::{Session, replay};
-use super::{Applying, Report, World, Writing};
+use super::database::{Content, replay};
+use super::{Applying, World, Writing};
 
 impl World {
     /// Lets a manager do something, and does what it wants.
@@ -49,16 +49,11 @@ impl World {
                     self.coverage.one("found to differ");
                 }
             }
-            Effect::Serve => {
-                site.serves = true;
-                self.check_serve(at);
-            }
+            // Once the log has what its member has committed.
+            Effect::Serve => {}
             Effect::Unserve => {
                 site.serves = false;
-                site.sessions.clear();
-                // A COMMIT that is on its way may still arrive, or not.
-                let commits = std::mem::take(&mut site.commits);
-                drop(commits);
+                site.began = None;
                 self.lose_clients(at);
             }
             Effect::Append(records) => {
@@ -72,10 +67,16 @@ impl World {
                 };
                 self.zones.writing.push(writing);
             }
-            Effect::Commit(tx, number) => site.commits.push((tx, number)),
-            Effect::Granted(tx) => self.granted(at, tx),
-            Effect::Deadlock(tx) => self.deadlock(at, tx),
-            Effect::Answer(tx, number) => self.answered(at, tx, number),
+            Effect::Logged(_) => {
+                if let Some(stream) = &mut site.stream {
+                    stream.logged();
+                }
+            }
+            Effect::Answer(number) => {
+                if let Some(stream) = &mut site.stream {
+                    stream.answered(number);
+                }
+            }
             Effect::Apply(record) => {
                 // Its session is at the server that the manager was told of, or there is none.
                 let member_life = match self.flaw {
@@ -85,9 +86,6 @@ impl World {
                 let life = site.manager.life();
                 site.applying.push(Applying {
                     record,
-                    session: Session::default(),
-                    at: 0,
-                    is_wrong: false,
                     member_life,
                     life,
                 });
@@ -101,7 +99,7 @@ impl World {
     }
 
     /// Whoever serves has what the log says.
-    fn check_serve(&mut self, at: usize) {
+    pub(super) fn check_serve(&mut self, at: usize) {
         self.coverage.one("takeovers");
         let site = &self.sites[at];
         if site.manager.log() != self.zones.name {
@@ -121,10 +119,10 @@ impl World {
             self.is_over = true;
             return;
         }
-        let wants = self.replayed(self.zones.log.len());
+        let wants = self.replayed();
         if wants
             .as_ref()
-            .is_ok_and(|lists| *lists == self.sites[at].member.lists)
+            .is_ok_and(|content| *content == self.sites[at].member.content)
         {
             return;
         }
@@ -134,13 +132,8 @@ impl World {
         ));
     }
 
-    pub(super) fn replayed(&self, count: usize) -> Result<super::database::Lists, String> {
-        let records = &self.zones.log[..count];
-        replay(
-            records
-                .iter()
-                .map(|record| (record.number, record.draft.statements.as_slice())),
-        )
+    pub(super) fn replayed(&self) -> Result<Content, String> {
+        replay(&self.zones.log)
     }
 
     /// The zones complete a sync, or refuse it.
@@ -272,86 +265,41 @@ impl World {
         }
     }
 
-    /// A client's transaction commits on the member, or its session is lost.
-    pub(super) fn commit_one(&mut self, at: usize) {
-        let site = &mut self.sites[at];
-        if site.commits.is_empty() {
-            return;
-        }
-        let (tx, number) = site
-            .commits
-            .remove(self.rng.random_range(0..site.commits.len()));
-        let session = site.sessions.remove(&tx);
-        let life = site.manager.life();
-        let fault = if self.faults_end {
-            9
-        } else {
-            self.rng.random_range(0..60)
-        };
-        let done = match session {
-            Some(session) if site.member.is_alive && fault != 0 => {
-                site.member.commit(session, number) && fault != 1
-            }
-            _ => false,
-        };
-        if done {
-            let report = Report::Committed(life, number);
-            self.sites[at].reports.push(report);
-        } else {
-            self.coverage
-                .one("commits that failed after they were logged");
-            self.with(at, |manager, out| manager.commit_failed(number, out));
-        }
-    }
-
-    /// A member executes one statement of one transaction of the log, or commits it.
+    /// A member executes a transaction of the log.
     pub(super) fn apply_some(&mut self, at: usize) {
         let site = &mut self.sites[at];
         if site.applying.is_empty() {
             return;
         }
         let index = self.rng.random_range(0..site.applying.len());
-        let applying = &mut site.applying[index];
+        let applying = site.applying.remove(index);
         if !site.member.is_alive || applying.member_life != Some(site.member.life) {
-            site.applying.remove(index);
             return;
         }
         let number = applying.record.number;
         if site.member.numbers.contains(&number) && self.flaw != Some(Flaw::LedgerForgotten) {
-            let life = site.applying.remove(index).life;
-            site.reports.push(Report::Applied(life, number));
+            site.reports.push((applying.life, number));
             return;
         }
-        if let Some(statement) = applying.record.draft.statements.get(applying.at) {
-            let digest = site.member.execute(&mut applying.session, &statement.text);
-            applying.is_wrong |= Some(digest) != statement.digest;
-            applying.at += 1;
-            return;
-        }
-        let applying = site.applying.remove(index);
-        if applying.is_wrong {
-            self.found_different(at, applying, number);
-        } else {
-            self.coverage.one("executed from the log");
-            let site = &mut self.sites[at];
-            site.member.numbers.remove(&number);
-            site.member.commit(applying.session, number);
-            site.reports.push(Report::Applied(applying.life, number));
+        let rows = applying.record.draft.rows().expect("they are ours");
+        let first = applying.record.first();
+        let numbers: Vec<Number> = (first.0..=number.0).map(Number).collect();
+        match site.member.apply(&rows, &numbers) {
+            Ok(()) => {
+                site.reports.push((applying.life, number));
+                self.coverage.one("executed from the log");
+            }
+            Err(why) => self.found_different(at, &applying, &why),
         }
     }
 
-    fn found_different(&mut self, at: usize, applying: Applying, number: Number) {
+    fn found_different(&mut self, at: usize, applying: &Applying, why: &str) {
+        let (life, number) = (applying.life, applying.record.number);
         if !self.sites[at].member.is_corrupt {
             self.break_promise(format!(
-                "{at} differs at {number}, and nobody made it wrong"
+                "{at} differs at {number}, and nobody made it wrong: {why}"
             ));
         }
-        if self.flaw == Some(Flaw::DigestIgnored) {
-            self.sites[at]
-                .member
-                .commit(applying.session.clone(), number);
-        }
-        let life = applying.life;
         self.with(at, |manager, out| manager.differs(life, number, out));
         if self.sites[at].manager.role() != Role::Recovering(Why::Diverged) {
             self.break_promise(format!("{at} goes on with a member that differs"));

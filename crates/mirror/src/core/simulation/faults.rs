@@ -2,8 +2,8 @@
 
 use rand::Rng;
 
-use super::super::manager::{Effect, Manager, Role};
-use super::{Report, World};
+use super::super::manager::{Manager, Role};
+use super::World;
 
 impl World {
     pub(super) fn fault(&mut self) {
@@ -35,7 +35,7 @@ impl World {
             self.sites[1].reaches = true;
         }
         if self.rng.random_bool(0.2) {
-            self.with(at, |manager, out| manager.stay(out));
+            self.with(at, |manager, _| manager.stay());
         }
     }
 
@@ -51,6 +51,10 @@ impl World {
         site.reports.clear();
         site.late.clear();
         site.asked.clear();
+        site.stream = None;
+        site.began = None;
+        site.level = None;
+        site.replaces = false;
         self.trace(|| format!("{at}: the manager starts"));
     }
 
@@ -60,13 +64,11 @@ impl World {
         }
         self.trace(|| format!("{at}: the manager is killed"));
         self.coverage.one("managers killed");
-        self.finish_commits(at);
         let site = &mut self.sites[at];
         site.is_alive = false;
         site.serves = false;
-        site.sessions.clear();
+        site.stream = None;
         site.applying.clear();
-        site.commits.clear();
         site.reports.clear();
         site.late.clear();
         self.lose_clients(at);
@@ -83,33 +85,13 @@ impl World {
         }
     }
 
-    /// A COMMIT that was sent arrives, whatever becomes of its sender. Those without an answer stay.
-    fn finish_commits(&mut self, at: usize) {
-        for (tx, number) in std::mem::take(&mut self.sites[at].commits) {
-            let (arrives, answers) = (self.rng.random_bool(0.5), self.rng.random_bool(0.5));
-            let site = &mut self.sites[at];
-            if let Some(session) = site
-                .sessions
-                .remove(&tx)
-                .filter(|_| arrives && site.member.is_alive)
-            {
-                let life = site.manager.life();
-                if site.member.commit(session, number) && answers {
-                    site.reports.push(Report::Committed(life, number));
-                    continue;
-                }
-            }
-            site.commits.push((tx, number));
-        }
-    }
-
     fn kill_member(&mut self, at: usize) {
         if !self.sites[at].member.is_alive {
             return;
         }
         self.trace(|| format!("{at}: the member is killed"));
         self.coverage.one("members killed");
-        self.finish_commits(at);
+        self.lose_clients(at);
         let site = &mut self.sites[at];
         let unsaved = site.member.unsaved.len();
         let kept = self.rng.random_range(0..=unsaved);
@@ -120,7 +102,7 @@ impl World {
         let is_back = self.rng.random_bool(0.3);
         let hears_late = self.rng.random_bool(0.5);
         let site = &mut self.sites[at];
-        site.sessions.clear();
+        site.stream = None;
         site.applying.clear();
         if hears_late {
             site.late.append(&mut site.reports);
@@ -158,8 +140,7 @@ impl World {
         }
         let member = &mut self.sites[at].member;
         member.save();
-        if let Some(list) = member.lists.values_mut().next() {
-            list.push(0xbad);
+        if member.content.pop_first().is_some() {
             member.save();
             member.is_corrupt = true;
             self.trace(|| format!("{at}: the member becomes wrong"));
@@ -176,9 +157,7 @@ impl World {
             if !self.sites[at].is_alive {
                 self.start(at);
             }
-            self.with(at, |manager: &mut Manager, out: &mut Vec<Effect>| {
-                manager.stay(out)
-            });
+            self.with(at, |manager, _| manager.stay());
         }
     }
 }

@@ -1,31 +1,34 @@
 //! Two managers and their members, from seeds.
 //!
-//! One seed gives one history: clients with random transactions, zones whose syncs take their time, a connection between the
+//! One seed gives one history: clients with random transactions, which the primary's member commits by itself and whose rows are logged
+//! before anybody is told, zones whose syncs take their time, a connection between the
 //! managers that breaks, managers and members that are killed at any step, false suspicion, managers that are cut off from the zones,
-//! members that become wrong. [`check`] judges: what was acknowledged is in the log, once; the log's order is the order that the
-//! primary executed in; who serves has all of the log; in the end both members are what the log says.
+//! streams of commits that end and begin again, members that become wrong. [`check`] judges: what was acknowledged is in the log, once; the
+//! log's order is the order that the primary executed in; who serves has all of the log; in the end both members are what the log says.
 
 mod check;
 mod client;
 mod database;
 mod effects;
 mod faults;
+mod stream;
 mod tests;
 
-use std::collections::{BTreeMap, VecDeque};
+use std::collections::VecDeque;
 
 use rand::rngs::SmallRng;
 use rand::{Rng, SeedableRng};
 use simulate::{Coverage, Outcome};
 
 use super::flaw::Flaw;
-use super::locks::Tx;
 use super::log::Identity;
 use super::manager::{Ack, Effect, Life, Manager, Message, Role, Rules, Why};
 use super::record::{Number, Record};
+use super::rows::Lsn;
 
 use client::Client;
-use database::{Database, Session};
+use database::Database;
+use stream::Stream;
 
 /// Steps of one history before faults end.
 const STEPS: u32 = 3_000;
@@ -58,21 +61,13 @@ struct Zones {
 /// A transaction that a member executes because the log says so.
 struct Applying {
     record: Record,
-    session: Session,
-    at: usize,
-    is_wrong: bool,
     /// Of the server that its session is at; `None` if there is none in the life that it may be in.
     member_life: Option<u32>,
     life: Life,
 }
 
-/// What a session of the member's says, which is heard later.
-enum Report {
-    /// Executed from the log.
-    Applied(Life, Number),
-    /// A client's.
-    Committed(Life, Number),
-}
+/// A session of the member's says that it has executed this, in this life, which is heard later.
+type Report = (Life, Number);
 
 /// A manager, its member, and what is between them.
 struct Site {
@@ -85,9 +80,15 @@ struct Site {
     /// Which life of its member it has been told of.
     knows: Option<u32>,
     member: Database,
-    sessions: BTreeMap<Tx, Session>,
+    /// The stream of the member's commits.
+    stream: Option<Stream>,
+    /// The end of the member's own commits when it was found that nobody makes more.
+    began: Option<Lsn>,
+    /// The epoch in which the log has all that was committed before it.
+    level: Option<u32>,
+    /// The member is to be replaced.
+    replaces: bool,
     applying: Vec<Applying>,
-    commits: Vec<(Tx, Number)>,
     reports: Vec<Report>,
     /// What sessions said before their server crashed, and is heard only when it is back.
     late: Vec<Report>,
@@ -105,7 +106,7 @@ pub struct World {
     sites: [Site; 2],
     is_linked: bool,
     clients: Vec<Client>,
-    next_tx: u64,
+    next_xid: u64,
     next_value: u64,
     faults_end: bool,
     /// What follows says nothing about managers.
@@ -132,7 +133,7 @@ impl World {
             flaw,
             ..Rules::default()
         };
-        let site = || Site {
+        let site = |system: u64| Site {
             manager: Manager::new(rules.clone(), 0),
             life: 0,
             is_alive: false,
@@ -141,18 +142,21 @@ impl World {
             knows: None,
             member: Database {
                 is_alive: true,
+                system,
                 ..Database::default()
             },
-            sessions: BTreeMap::new(),
+            stream: None,
+            began: None,
+            level: None,
+            replaces: false,
             applying: Vec::new(),
-            commits: Vec::new(),
             reports: Vec::new(),
             late: Vec::new(),
             asked: VecDeque::new(),
             inbox: VecDeque::new(),
         };
         let mut world = World {
-            sites: [site(), site()],
+            sites: [site(1), site(2)],
             rng,
             flaw,
             rules,
@@ -162,8 +166,8 @@ impl World {
                 ..Zones::default()
             },
             is_linked: true,
-            clients: (0..4).map(Client::new).collect(),
-            next_tx: 0,
+            clients: (0..4).map(|_| Client::default()).collect(),
+            next_xid: 0,
             next_value: 0,
             faults_end: false,
             is_over: false,
@@ -228,7 +232,12 @@ impl World {
     fn is_settled(&self) -> bool {
         let last = Number(self.zones.log.len() as u64);
         let has_all = |site: &Site| {
-            site.member.ledger().floor() == last
+            let floor = site.manager.ledger().map(|ledger| ledger.floor());
+            let has_nothing_else = site.manager.logged_of(site.member.system) >= site.member.end();
+            floor == Some(last)
+                && site.knows == Some(site.member.life)
+                && has_nothing_else
+                && site.member.wal.iter().all(|own| own.holds.is_empty())
                 && site.applying.is_empty()
                 && site.reports.is_empty()
                 && site.late.is_empty()
@@ -245,9 +254,9 @@ impl World {
         self.check_reads();
         let at = self.rng.random_range(0..2);
         match self.rng.random_range(0..28) {
-            0..=6 => self.client_acts(),
-            7..=10 => self.apply_some(at),
-            11 | 12 => self.commit_one(at),
+            0..=4 => self.client_acts(),
+            5..=7 => self.apply_some(at),
+            8..=12 => self.stream(at),
             13 | 14 => self.sync_one(),
             15 | 16 => self.answer_one(at),
             17 | 18 => self.deliver(at),
@@ -255,7 +264,8 @@ impl World {
             21 => self.see_member(at),
             22 => self.transfer(at),
             23 => self.save(at),
-            24..=26 => self.hear_one(at),
+            24 => self.end_writers(at),
+            25 | 26 => self.hear_one(at),
             _ if !self.faults_end => self.fault(),
             _ => {}
         }
@@ -293,18 +303,37 @@ impl World {
             self.trace(|| format!("{at}: the member is down"));
             self.with(at, |manager, out| manager.member_down(out));
         } else {
-            site.knows = life;
-            let (ledger, is_marked) = (site.member.ledger(), site.member.is_marked);
-            let (saved, log) = (site.member.floor, site.member.log);
-            self.trace(|| format!("{at}: the member is up, with all up to {}", ledger.floor()));
-            self.with(at, |manager, _| {
-                manager.member_up(ledger, saved, is_marked, log)
-            });
+            self.attend(at);
             for report in std::mem::take(&mut self.sites[at].late) {
                 self.coverage.one("heard after the server has crashed");
                 self.hear(at, report);
             }
         }
+    }
+
+    /// The manager finds out what its member has, which nobody writes to.
+    fn attend(&mut self, at: usize) {
+        let site = &mut self.sites[at];
+        site.knows = Some(site.member.life);
+        site.stream = None;
+        site.replaces = false;
+        let member = &mut site.member;
+        let end = member.end();
+        member.release(end);
+        site.began = Some(end);
+        let has: Vec<(u64, Lsn)> = [(member.system, end)]
+            .into_iter()
+            .chain(member.copied)
+            .collect();
+        let (system, logged) = (member.system, member.logged);
+        let (ledger, is_marked) = (member.ledger(), member.is_marked);
+        let (saved, log) = (member.floor, member.log);
+        self.trace(|| format!("{at}: the member is up, with all up to {}", ledger.floor()));
+        self.with(at, |manager, _| {
+            manager.member_up(ledger, saved, is_marked, log);
+            manager.member_has(has);
+            manager.settled(system, logged);
+        });
     }
 
     /// The member's disk gets what was committed; the manager may have asked for it.
@@ -323,6 +352,8 @@ impl World {
         };
         site.member.floor = site.member.floor.max(floor);
         site.member.log = site.member.log.or(site.manager.log());
+        let logged = site.manager.logged_of(site.member.system);
+        site.member.logged = site.member.logged.max(logged);
         let life = site.manager.life();
         self.with(at, |manager, out| manager.saved(life, floor, out));
     }
@@ -339,10 +370,8 @@ impl World {
     }
 
     fn hear(&mut self, at: usize, report: Report) {
-        self.with(at, |manager, out| match report {
-            Report::Applied(life, number) => manager.applied(life, number, out),
-            Report::Committed(life, number) => manager.committed(life, number, out),
-        });
+        let (life, number) = report;
+        self.with(at, |manager, out| manager.applied(life, number, out));
     }
 
     /// A member that cannot be made current by the log gets the other one's state, with what the other one has of the log.
@@ -364,24 +393,31 @@ impl World {
         {
             return;
         }
-        if other.manager.role() != Role::Primary && !self.faults_end {
+        // What a primary's member has is all that the log has, also of what the member has committed itself that gets the copy; but not
+        // after a crash of which its manager has not heard.
+        if other.manager.role() != Role::Primary || other.knows != Some(other.member.life) {
+            return;
+        }
+        // The log has all that the copy has.
+        let (system, end) = (other.member.system, other.member.end());
+        if other.manager.logged_of(system) < end {
             return;
         }
         let copy = other.member.clone();
         self.trace(|| format!("{at}: gets the state of {from}"));
         self.coverage.one("state transfers");
         let member = &mut self.sites[at].member;
-        member.lists = copy.lists;
+        member.content = copy.content;
         member.numbers = copy.numbers;
+        member.floor = copy.floor;
         member.is_corrupt = copy.is_corrupt;
         member.is_marked = false;
-        member.save();
-        let ledger = member.ledger();
-        member.floor = ledger.floor();
         member.log = copy.log;
-        let (saved, log) = (member.floor, member.log);
-        self.with(at, |manager, _| {
-            manager.member_up(ledger, saved, false, log)
-        });
+        member.copied = Some((system, end));
+        // A slot of its own is made then.
+        member.slot = member.end();
+        member.logged = member.end();
+        member.save();
+        self.attend(at);
     }
 }

@@ -188,7 +188,7 @@ async fn of_member(
         );
         checked.found(Level::Refused, key, vec![target.user.clone()], said);
     }
-    for one in CHECKS.iter().filter(|_| config.ships_rows()) {
+    for one in CHECKS.iter().filter(|_| !config.single) {
         let rows = asked.ask(one.of_server, one.asks).await?;
         let names = rows.into_iter().map(|(name, _)| name).collect();
         checked.found(one.level, key, names, (one.what, one.advice));

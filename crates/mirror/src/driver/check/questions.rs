@@ -20,7 +20,7 @@ pub(super) const BEGIN: &str =
 /// The query that stands for SCHEMAS.
 pub(super) const SCHEMAS: &str = "SELECT oid FROM pg_namespace WHERE nspname !~ '^pg_' AND nspname NOT IN ('information_schema', 'understudy_mirror')";
 
-/// A question. In CHECKS each row names something that is not as it should be, where rows are logged.
+/// A question. In CHECKS each row names something that is not as it should be.
 pub(super) struct Check {
     pub(super) level: Level,
     /// It concerns the server, and not the database.

@@ -1,10 +1,12 @@
-//! A session whose transactions are logged as rows: the member is sent what the client says, as it says it.
+//! Passing on what the client and the member say.
 //!
-//! PostgreSQL itself lets a COMMIT wait until the log has it, so nothing is planned, locked or noted here but what the session has when
-//! it goes on elsewhere.
+//! PostgreSQL itself lets a COMMIT wait until the log has it, so nothing is noted here but what the session has when it goes on
+//! elsewhere. At the only member nothing waits, and what a mirror would refuse is refused.
 //!
 //! Invariant: what is read is passed on only while the epoch stands, and a session moves only with nothing under way. Where an answer
 //! was not told, the client is told that its transaction may have committed.
+
+use std::sync::atomic::Ordering;
 
 use bytes::BytesMut;
 use postgres_protocol::escape::escape_literal;
@@ -15,7 +17,6 @@ use proxy::core::sql::{Effect, Kind};
 use super::super::rows;
 use super::super::wire::{Said, WireError, status};
 use super::bound::read_parse;
-use super::simple::is_show_token;
 use super::{End, PENDING_BYTES, Result, Session, gone};
 use crate::rows::shared;
 
@@ -33,6 +34,15 @@ fn raised(refusal: &Refusal) -> String {
 
 /// The name of the transaction that is open.
 const TOKEN: &str = "SELECT understudy_mirror.transaction() AS \"understudy.transaction\"";
+/// The same where transactions have no names.
+const NO_TOKEN: &str = "SELECT NULL::pg_catalog.text AS \"understudy.transaction\"";
+
+/// True if a text asks for the name of a transaction.
+fn is_show_token(text: &str) -> bool {
+    text.trim()
+        .trim_end_matches(';')
+        .eq_ignore_ascii_case("show understudy.transaction")
+}
 
 /// The function of PostgreSQL's that lets a commit wait, and says so if it does not.
 const WAITS: &[u8] = b"SyncRepWaitForLSN";
@@ -62,7 +72,11 @@ impl Session {
                 self.pass_to_member(message)
             }
             message = self.server.receive() => match message {
-                Ok(message) => self.pass_to_client(message).await,
+                // It says why it ends a session with nothing under way, if it ends that itself.
+                Ok(message) => match self.pass_to_client(message).await {
+                    Err(End::Lost(error)) if is_between => self.lose_server(error).await,
+                    passed => passed,
+                },
                 Err(error) if is_between => self.lose_server(error).await,
                 Err(error) => Err(self.unanswered(End::Lost(error))),
             },
@@ -76,6 +90,7 @@ impl Session {
     fn pass_to_member(&mut self, first: BytesMut) -> Result<()> {
         let mut next = Some(first);
         while let Some(message) = next {
+            self.hub.counters.statements.fetch_add(1, Ordering::Relaxed);
             self.say(&message)?;
             next = match self.server.output.len() < PENDING_BYTES {
                 true => self.client.take().map_err(|_| End::Terminated)?,
@@ -87,46 +102,45 @@ impl Session {
 
     fn say(&mut self, message: &[u8]) -> Result<()> {
         let body = frame::body(message);
+        let mut own = BytesMut::new();
         match message[0] {
             b'X' => return Err(End::Terminated),
             b'Q' => {
                 let text = frame::name(body).map_or("", |(text, _)| text);
-                let carried = self.carried(text)?;
-                self.direct.sent.push_back(vec![text.to_owned()]);
-                if let Some(carried) = carried {
-                    self.direct.watched.client_says(message[0]);
-                    frontend::query(&carried, &mut self.server.output)?;
-                    return Ok(());
+                if let Some(carried) = self.carried(text) {
+                    frontend::query(&carried, &mut own)?;
                 }
+                self.prepared.end();
+                self.direct.sent.push_back(vec![text.to_owned()]);
             }
+            b'F' => {
+                self.prepared.end();
+                self.direct.sent.push_back(Vec::new());
+            }
+            // PostgreSQL takes it for nothing while it copies.
+            b'S' if self.direct.watched.is_copying() => {}
             b'S' => {
                 let batch = std::mem::take(&mut self.direct.batch);
+                self.prepared.end();
                 self.direct.sent.push_back(batch);
             }
             b'P' => {
                 if let Some((name, mut prepared)) = read_parse(body) {
-                    let mut own = BytesMut::new();
-                    if let Some(carried) = self.carried(&prepared.text)? {
+                    if let Some(carried) = self.carried(&prepared.text) {
                         frontend::parse(name, &carried, prepared.types.iter().copied(), &mut own)?;
                         prepared.text = carried;
                     }
-                    let message = if own.is_empty() { message } else { &own };
-                    self.prepared.parse(name, prepared, message);
-                    return self.say_prepared(message);
+                    self.prepared.parse(name, prepared);
                 }
             }
-            b'C' => {
-                self.prepared.close(message);
-                return self.say_prepared(message);
-            }
+            b'C' => self.prepared.close(body),
             b'B' => {
                 if let Some((portal, rest)) = frame::name(body)
                     && let Some((statement, _)) = frame::name(rest)
                     && let Some(prepared) = self.prepared.statement(statement)
                 {
-                    self.direct
-                        .portals
-                        .insert(portal.to_owned(), prepared.text.clone());
+                    let text = prepared.text.clone();
+                    self.direct.portals.insert(portal.to_owned(), text);
                 }
             }
             b'E' => {
@@ -137,31 +151,36 @@ impl Session {
             _ => {}
         }
         self.direct.watched.client_says(message[0]);
+        let message = if own.is_empty() { message } else { &own };
         self.server.output.extend_from_slice(message);
         Ok(())
     }
 
-    fn say_prepared(&mut self, message: &[u8]) -> Result<()> {
-        self.direct.watched.client_says(message[0]);
-        self.prepared.send(&mut self.server.output);
-        Ok(())
+    /// A text as the member is to execute it; nothing if that is the text itself.
+    fn carried(&self, text: &str) -> Option<String> {
+        let is_single = self.hub.config.single;
+        if is_show_token(text) {
+            return Some(if is_single { NO_TOKEN } else { TOKEN }.to_owned());
+        }
+        match self.checked(text) {
+            // The only member has nothing that notes it.
+            Ok(carried) => carried.filter(|_| !is_single),
+            Err(refusal) => {
+                self.hub.counters.refused.fetch_add(1, Ordering::Relaxed);
+                Some(raised(&refusal))
+            }
+        }
     }
 
-    /// A text as the member is to execute it; nothing if that is the text itself. A transaction that somebody else is to end is not in the
-    /// log before that.
-    fn carried(&self, text: &str) -> Result<Option<String>> {
-        if is_show_token(text) {
-            return Ok(Some(TOKEN.to_owned()));
-        }
+    /// The same, or a refusal: a transaction that somebody else is to end is not in the log before that.
+    fn checked(&self, text: &str) -> std::result::Result<Option<String>, Box<Refusal>> {
         let known = self.hub.texts.look(text.as_bytes());
         let prepares = |kind: &Kind| matches!(kind, Kind::PrepareTransaction);
         if known.parts.iter().any(|part| prepares(&part.kind)) {
-            let refusal = Refusal::fatal("0A000", "PREPARE TRANSACTION cannot be mirrored");
-            return Err(End::Told(Box::new(
-                refusal.hint("Commit the transaction itself."),
-            )));
+            let refusal = Refusal::error("0A000", "PREPARE TRANSACTION cannot be mirrored");
+            return Err(Box::new(refusal.hint("Commit the transaction itself.")));
         }
-        shared::carried(text).or_else(|refusal| Ok(Some(raised(&refusal))))
+        shared::carried(text)
     }
 
     /// Passes on what the member says.
@@ -188,17 +207,21 @@ impl Session {
                 self.direct.has_failed = true;
                 self.prepared.fail();
             }
-            kind @ (b'1' | b'3') => self.prepared.answered(kind),
-            b'N' if error_fields(message).routine == WAITS => self.wait_for_log().await?,
+            b'1' | b'3' => self.prepared.answered(),
+            b'N' if error_fields(message).routine == WAITS && !self.hub.config.single => {
+                self.wait_for_log().await?
+            }
             b'G' if self.direct.watched.is_extended() => {
                 // PostgreSQL takes the ends of batches that come while it copies for nothing.
                 let sent = std::mem::take(&mut self.direct.sent);
                 self.direct.batch = sent.into_iter().flatten().collect();
+                self.prepared.join();
             }
             _ => {}
         }
         self.direct.watched.server_says(message);
         if message[0] == b'Z' {
+            self.prepared.ended();
             let was_failed = self.status == b'E';
             self.status = status(message);
             let texts = self.direct.sent.pop_front().unwrap_or_default();

@@ -1,16 +1,13 @@
-//! A client's prepared statements and portals, and the batch of messages that has begun.
+//! A client's prepared statements.
 //!
 //! Invariant: a name stands for the text that the member has under it, whatever the member refuses: what a message changes here is
-//! undone unless the member has answered it. A statement that the manager looked into is the one that is executed.
+//! undone unless the member has answered it, and of batches that were sent together only what has failed is undone.
 
-use std::collections::VecDeque;
+use std::collections::{HashMap, VecDeque};
 
-use bytes::BytesMut;
 use protocol::frame;
 
-use super::ByName;
 use crate::core::moving::Statement;
-use crate::core::record::Parameter;
 
 /// A statement of a client's.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
@@ -19,43 +16,23 @@ pub struct Prepared {
     pub types: Vec<u32>,
 }
 
-/// A statement with its parameters.
-#[derive(Debug, Clone, Default)]
-pub struct Portal {
-    pub statement: Prepared,
-    pub parameters: Vec<Parameter>,
-    pub result_formats: Vec<i16>,
-    /// What binds it has not been sent yet.
-    pub is_pending: bool,
-    /// The client has closed it.
-    pub is_closed: bool,
-}
-
-/// What a statement's name stood for before a message that the member has not answered.
+/// What is to be undone of a message that the member has not answered.
 #[derive(Debug)]
 enum Undo {
+    /// What a statement's name stood for before it.
     Statement(String, Option<Prepared>),
     /// Nothing of it is kept here.
     Nothing,
+    /// A batch ends.
+    End,
 }
 
 /// See the module.
 #[derive(Default)]
 pub struct Names {
-    statements: ByName<Prepared>,
-    pub portals: ByName<Portal>,
-    /// Messages that the member has not been sent.
-    pub pending: BytesMut,
-    /// Which they are; `t` for the question what a statement is like.
-    kinds: Vec<u8>,
-    /// For each `Parse` and `Close` without an answer.
+    statements: HashMap<String, Prepared>,
+    /// For each `Parse` and `Close` without an answer, and for each end of a batch.
     undo: VecDeque<Undo>,
-    /// A batch has begun.
-    pub is_open: bool,
-    /// Something in the batch has failed: everything is skipped until its end.
-    pub has_failed: bool,
-    /// Answers that count only if the batch commits.
-    pub held: BytesMut,
 }
 
 impl Names {
@@ -95,91 +72,72 @@ impl Names {
         }
     }
 
-    /// A message waits to be sent.
-    pub fn keep(&mut self, message: &[u8]) {
-        let is_of_statement = message[0] == b'D' && frame::body(message).first() == Some(&b'S');
-        self.kinds
-            .push(if is_of_statement { b't' } else { message[0] });
-        self.pending.extend_from_slice(message);
-    }
-
     /// `Parse`.
-    pub fn parse(&mut self, name: &str, prepared: Prepared, message: &[u8]) {
+    pub fn parse(&mut self, name: &str, prepared: Prepared) {
         let before = self.statements.insert(name.to_owned(), prepared);
         self.undo
             .push_back(Undo::Statement(name.to_owned(), before));
-        self.keep(message);
     }
 
     /// `Close`.
-    pub fn close(&mut self, message: &[u8]) {
-        let body = frame::body(message);
+    pub fn close(&mut self, body: &[u8]) {
         let name = body.get(1..).and_then(frame::name).map(|(name, _)| name);
         let undo = match (body.first(), name) {
             (Some(b'S'), Some(name)) => {
                 Undo::Statement(name.to_owned(), self.statements.remove(name))
             }
-            (_, Some(name)) => {
-                if let Some(portal) = self.portals.get_mut(name) {
-                    portal.is_closed = true;
-                }
-                Undo::Nothing
-            }
             _ => Undo::Nothing,
         };
         self.undo.push_back(undo);
-        self.keep(message);
     }
 
-    /// The messages that wait are sent: how many answers they have.
-    pub fn send(&mut self, out: &mut BytesMut) -> usize {
-        out.extend_from_slice(&self.pending.split());
-        for portal in self.portals.values_mut() {
-            portal.is_pending = false;
-        }
-        std::mem::take(&mut self.kinds).len()
+    /// A batch was sent.
+    pub fn end(&mut self) {
+        self.undo.push_back(Undo::End);
     }
 
-    /// The member has answered this.
-    pub fn answered(&mut self, kind: u8) {
-        match kind {
-            b'1' | b'3' => drop(self.undo.pop_front()),
-            b'E' => self.fail(),
-            _ => {}
+    /// What was sent is one batch, of which the end is still to come.
+    pub fn join(&mut self) {
+        self.undo.retain(|undo| !matches!(undo, Undo::End));
+    }
+
+    /// The member has answered the next `Parse` or `Close`.
+    pub fn answered(&mut self) {
+        if !matches!(self.undo.front(), Some(Undo::End)) {
+            self.undo.pop_front();
         }
     }
 
-    /// The rest of the batch is skipped.
+    /// The member has ended a batch.
+    pub fn ended(&mut self) {
+        while !matches!(self.undo.pop_front(), Some(Undo::End) | None) {}
+    }
+
+    /// The member skips the rest of the batch.
     pub fn fail(&mut self) {
-        self.pending.clear();
-        self.kinds.clear();
-        for portal in self.portals.values_mut() {
-            // The member may have another one of this name.
-            portal.is_closed |= portal.is_pending;
-        }
-        while let Some(undo) = self.undo.pop_back() {
+        let is_end = |undo: &Undo| matches!(undo, Undo::End);
+        let end = self.undo.iter().position(is_end);
+        let later = self.undo.split_off(end.unwrap_or(self.undo.len()));
+        let mut failed = std::mem::replace(&mut self.undo, later);
+        while let Some(undo) = failed.pop_back() {
             if let Undo::Statement(name, before) = undo {
-                match before {
-                    Some(before) => drop(self.statements.insert(name, before)),
-                    None => drop(self.statements.remove(&name)),
-                }
+                self.put_back(name, before);
             }
         }
     }
 
-    /// Answers what waits in the member's place, if that is nothing but the `Bind` of a statement that returns no rows, and the
-    /// question what it returns: the member is never sent it.
-    pub fn answer_bind(&mut self, out: &mut BytesMut) -> bool {
-        if !matches!(self.kinds.as_slice(), [b'B'] | [b'B', b'D']) {
-            return false;
+    /// What a name stood for before something that was not done.
+    fn put_back(&mut self, name: String, before: Option<Prepared>) {
+        let later = self.undo.iter_mut().find_map(|undo| match undo {
+            Undo::Statement(other, before) if *other == name => Some(before),
+            _ => None,
+        });
+        match (later, before) {
+            // Something that was sent later has changed it since.
+            (Some(later), before) => *later = before,
+            (None, Some(before)) => drop(self.statements.insert(name, before)),
+            (None, None) => drop(self.statements.remove(&name)),
         }
-        frame::put(out, b'2', &[]);
-        if self.kinds.len() > 1 {
-            frame::put(out, b'n', &[]);
-        }
-        self.pending.clear();
-        self.kinds.clear();
-        true
     }
 }
 
@@ -192,7 +150,7 @@ mod tests {
             text: text.to_owned(),
             types: Vec::new(),
         };
-        names.parse(name, prepared, b"P....");
+        names.parse(name, prepared);
     }
 
     fn text(names: &Names, name: &str) -> Option<String> {
@@ -204,46 +162,64 @@ mod tests {
     fn what_the_member_refuses_is_undone() {
         let mut names = Names::default();
         parse(&mut names, "s", "one");
-        names.answered(b'1');
+        names.end();
+        names.answered();
+        names.ended();
         parse(&mut names, "t", "two");
         parse(&mut names, "s", "three");
+        names.end();
         assert_eq!(text(&names, "s").as_deref(), Some("three"));
-        names.answered(b'1');
-        names.answered(b'E');
+        names.answered();
+        names.fail();
+        names.ended();
         assert_eq!(text(&names, "s").as_deref(), Some("one"));
         assert_eq!(text(&names, "t").as_deref(), Some("two"));
+        assert!(names.undo.is_empty());
     }
 
     #[test]
     fn what_is_closed_comes_back_if_the_batch_fails_before_it() {
         let mut names = Names::default();
         parse(&mut names, "s", "one");
-        names.answered(b'1');
-        let mut close = BytesMut::new();
-        frame::put(&mut close, b'C', &[b"Ss\0"]);
-        names.close(&close);
+        names.answered();
+        names.close(b"Ss\0");
         parse(&mut names, "s", "two");
         names.fail();
         assert_eq!(text(&names, "s").as_deref(), Some("one"));
-        assert!(names.pending.is_empty());
-        names.close(&close);
-        names.answered(b'3');
+        names.close(b"Ss\0");
+        names.answered();
         names.fail();
         assert_eq!(text(&names, "s"), None);
     }
 
+    /// Whoever sends batches without waiting lost what came after one that failed, when the session went on elsewhere.
     #[test]
-    fn only_a_bind_by_itself_is_answered_in_the_members_place() {
+    fn of_batches_that_are_sent_together_only_what_fails_is_undone() {
         let mut names = Names::default();
-        let mut out = BytesMut::new();
-        assert!(!names.answer_bind(&mut out));
-        names.keep(b"B....");
-        names.keep(b"D....");
-        assert!(names.answer_bind(&mut out));
-        assert_eq!(&out[..], b"2\0\0\0\x04n\0\0\0\x04");
-        assert!(names.pending.is_empty());
-        parse(&mut names, "", "BEGIN");
-        names.keep(b"B....");
-        assert!(!names.answer_bind(&mut out));
+        parse(&mut names, "s", "bad");
+        parse(&mut names, "u", "skipped");
+        names.end();
+        parse(&mut names, "t", "well");
+        parse(&mut names, "s", "good");
+        names.end();
+        names.fail();
+        names.ended();
+        names.answered();
+        names.answered();
+        names.ended();
+        assert_eq!(text(&names, "t").as_deref(), Some("well"));
+        assert_eq!(text(&names, "s").as_deref(), Some("good"));
+        assert_eq!(text(&names, "u"), None);
+        // The later one fails as well.
+        parse(&mut names, "v", "bad");
+        names.end();
+        parse(&mut names, "v", "worse");
+        names.end();
+        for _ in 0..2 {
+            names.fail();
+            names.ended();
+        }
+        assert_eq!(text(&names, "v"), None);
+        assert!(names.undo.is_empty());
     }
 }

@@ -12,7 +12,6 @@ use super::super::wire::{Wire, reply};
 use super::names::Names;
 use super::{End, Result, Session};
 use crate::core::moving::{BONDS, Belongings, Holds, Proved, Statement, may_move};
-use crate::sql::{self, Plan};
 
 /// How long the member may take to say what the session has.
 const ASKED: Duration = Duration::from_secs(2);
@@ -57,19 +56,14 @@ impl Session {
             settings: Settings::default().statements_to(&self.keeps.settings),
             prepares: self.keeps.restore(),
             statements: self.prepared.statements(),
-            last_token: self.last_token.clone(),
         })
     }
 
     /// Gives a new session of the member what the one before had: the settings that it reports since.
     pub(super) async fn unpack(&mut self, belongings: &Belongings) -> Result<Vec<BytesMut>> {
-        self.names = sql::Session::default();
-        self.forget_settings();
-        self.own_facts = None;
         self.prepared = Names::default();
         self.keeps = proxy::core::session::Keeps::default();
         self.status = b'I';
-        self.last_token.clone_from(&belongings.last_token);
         let mut reported = Vec::new();
         for (text, must) in [(&belongings.settings, true), (&belongings.prepares, false)] {
             if let Some(text) = text {
@@ -82,52 +76,13 @@ impl Session {
 
     /// Executes statements of which nothing is mirrored. What was prepared may not make sense any more, and then is not there.
     async fn repeat(&mut self, text: &str, must: bool, reported: &mut Vec<BytesMut>) -> Result<()> {
-        if self.hub.config.ships_rows() {
-            return self.repeat_directly(text, must, reported).await;
-        }
-        for (source, _) in self.outline(text).await?.iter() {
-            let plans = self.plan(source, false).await?;
-            let Some((_, Plan::Alone { sets, .. })) = plans.first() else {
-                match must {
-                    true => return Err(cannot_move(format!("It cannot be given: {source}."))),
-                    false => continue,
-                }
-            };
+        for source in pg_query::split_with_parser(text).unwrap_or_default() {
             frontend::query(source, &mut self.server.output)?;
             self.server.flush().await?;
             let mut reply = reply(&mut self.server).await?;
             reported.append(&mut reply.reported);
             match reply.error {
-                None => {
-                    self.note_effects(source, *sets);
-                    if *sets {
-                        self.forget_settings();
-                    }
-                }
-                Some(said) if must => {
-                    let why = format!("It cannot be given: {source}: {}.", said.message);
-                    return Err(cannot_move(why));
-                }
-                Some(_) => {}
-            }
-        }
-        Ok(())
-    }
-
-    /// The same where nothing is planned.
-    async fn repeat_directly(
-        &mut self,
-        text: &str,
-        must: bool,
-        reported: &mut Vec<BytesMut>,
-    ) -> Result<()> {
-        for (source, _) in sql::parts::split(text).unwrap_or_default() {
-            frontend::query(&source, &mut self.server.output)?;
-            self.server.flush().await?;
-            let mut reply = reply(&mut self.server).await?;
-            reported.append(&mut reply.reported);
-            match reply.error {
-                None => self.note_text(&source, false),
+                None => self.note_text(source, false),
                 Some(said) if must => {
                     let why = format!("It cannot be given: {source}: {}.", said.message);
                     return Err(cannot_move(why));

@@ -4,7 +4,7 @@ use std::collections::HashMap;
 use std::io;
 use std::net::SocketAddr;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use bytes::{Buf, BufMut, BytesMut};
@@ -13,13 +13,12 @@ use protocol::frame::{self, CANCEL, GSS, Refusal, SSL};
 use proxy::driver::socket::Socket;
 use proxy::driver::unencrypted_data;
 
-use super::super::hub::{Event, Hub};
+use super::super::hub::Hub;
 use super::super::peer;
 use super::super::rows;
 use super::super::wire::{Wire, dial};
 use super::login::{Door, Secret, log_in};
 use super::{End, Session};
-use crate::core::locks::Tx;
 use crate::core::manager::Life;
 
 const LOGIN_TIMEOUT: Duration = Duration::from_secs(60);
@@ -35,10 +34,6 @@ pub enum Goes {
 
 /// How a session is cancelled.
 pub struct Cancel {
-    /// A commit is under way, which nobody may cancel.
-    pub is_committing: AtomicBool,
-    /// Its transaction waits for a lock of the manager's: the member has nothing to cancel.
-    pub waits: Mutex<Option<Tx>>,
     /// Where its statements are executed now.
     pub goes: Mutex<Goes>,
 }
@@ -51,8 +46,6 @@ impl Cancels {
     /// A session can be cancelled by this key.
     pub fn enter(&self, key: Vec<u8>) -> Arc<Cancel> {
         let cancel = Arc::new(Cancel {
-            is_committing: AtomicBool::new(false),
-            waits: Mutex::default(),
             goes: Mutex::new(Goes::Here(key.clone())),
         });
         self.0.lock().insert(key, cancel.clone());
@@ -231,23 +224,15 @@ pub fn check(hub: &Hub, startup: &[u8]) -> Result<String, End> {
 /// Passes a request to cancel on, but not while a commit is under way: that has happened as soon as the log says so.
 pub async fn cancel(hub: &Hub, key: &[u8]) -> io::Result<()> {
     let session = hub.cancels.0.lock().get(key).cloned();
-    let Some(session) = session.filter(|one| !one.is_committing.load(Ordering::Acquire)) else {
+    let Some(session) = session else {
         return Ok(());
     };
-    {
-        // Held until it is told: it does not stop waiting in between.
-        let waits = session.waits.lock();
-        if let Some(tx) = *waits {
-            hub.tell(tx, Event::Cancelled);
-            return Ok(());
-        }
-    }
     let goes = session.goes.lock().clone();
     let key = match goes {
         Goes::Here(key) => key,
         Goes::There(key) => return peer::cancel(hub, &key).await,
     };
-    if hub.config.ships_rows() && rows::waits_for_log(&hub.member, &key).await {
+    if !hub.config.single && rows::waits_for_log(&hub.member, &key).await {
         return Ok(());
     }
     let mut server = Wire::new(dial(&hub.member.target).await?);

@@ -68,13 +68,18 @@ impl Watched {
         self.awaited == 0 && !self.in_batch
     }
 
+    /// True if the client copies.
+    pub fn is_copying(&self) -> bool {
+        self.is_copying
+    }
+
     /// True if what is under way was begun by the extended protocol.
     pub fn is_extended(&self) -> bool {
         self.is_extended
     }
 }
 
-/// Statements that are under way in a session whose transactions are logged as rows.
+/// Statements that are under way.
 #[derive(Default)]
 pub struct Direct {
     pub watched: Watched,

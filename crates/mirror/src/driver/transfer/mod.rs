@@ -37,6 +37,9 @@ pub(super) use room::{is_half_made, kept};
 
 /// What sessions are called.
 const NAME: &str = "understudy mirror transfer";
+/// Asks whether a manager has looked at the server since that has begun: one that has crashed may have lost what it had executed last.
+const ATTENDED: &str = "SELECT EXISTS (SELECT FROM pg_catalog.pg_locks l JOIN pg_catalog.pg_stat_activity a ON a.pid = l.pid \
+    WHERE l.locktype = 'advisory' AND l.mode = 'ExclusiveLock' AND l.granted AND a.application_name = 'understudy mirror')";
 /// The database that is used while the member's own is made anew.
 const ELSEWHERE: &str = "template1";
 /// Processes that copy.
@@ -75,6 +78,8 @@ enum TransferError {
     Untrusted(String),
     #[error("roles were changed while they were copied")]
     RolesChanged,
+    #[error("the other member's server has crashed, or has no manager")]
+    Unattended,
     #[error("a server stands still, and does not answer any more")]
     Silent,
 }
@@ -229,7 +234,7 @@ struct Copied {
     log: Option<Identity>,
     roles: Roles,
     /// The server that was copied, and up to where the copy has its commits.
-    commits: Option<(u64, Lsn)>,
+    commits: (u64, Lsn),
 }
 
 /// Copies the other member to this machine.
@@ -245,24 +250,11 @@ async fn copy(
     source
         .query("BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY")
         .await?;
-    // It lasts for as long as its session.
-    let mut exported = None;
-    let snapshot = match hub.config.ships_rows() {
-        true => {
-            let made = exported.insert(rows::Snapshot::export(other).await?);
-            let name = made.name.clone();
-            source
-                .query(&format!("SET TRANSACTION SNAPSHOT '{name}'"))
-                .await?;
-            name
-        }
-        false => {
-            let made = source
-                .query("SELECT pg_catalog.pg_export_snapshot()")
-                .await?;
-            made.value().unwrap_or_default()
-        }
-    };
+    let exported = rows::Snapshot::export(other).await?;
+    let name = &exported.name;
+    source
+        .query(&format!("SET TRANSACTION SNAPSHOT '{name}'"))
+        .await?;
     let (ledger, log) = match contents(&mut source, None).await? {
         Contents::Known {
             is_diverged: true, ..
@@ -270,6 +262,9 @@ async fn copy(
         Contents::Known { ledger, log, .. } => (ledger, log),
         Contents::Empty { .. } => return Err(TransferError::Empty),
     };
+    if source.query(ATTENDED).await?.value().as_deref() != Some("t") {
+        return Err(TransferError::Unattended);
+    }
     let known = hub.look(Manager::log_of_zones);
     if log.is_some() && known.is_some() && log != known {
         return Err(TransferError::OtherLog);
@@ -281,21 +276,15 @@ async fn copy(
     let tokens = tokens(&mut source).await?;
     let roles = Roles::read(hub, other, &mut source).await?;
     begins("dumping the other member");
-    dump(hub, other, dumped, &format!("--snapshot={snapshot}")).await?;
-    let commits = match &exported {
-        Some(snapshot) => {
-            begins("waiting for the log");
-            rows::has_logged(other, snapshot.commits.1).await?;
-            Some(snapshot.commits)
-        }
-        None => None,
-    };
+    dump(hub, other, dumped, &format!("--snapshot={name}")).await?;
+    begins("waiting for the log");
+    rows::has_logged(other, exported.commits.1).await?;
     Ok(Copied {
         ledger,
         tokens,
         log,
         roles,
-        commits,
+        commits: exported.commits,
     })
 }
 
@@ -391,13 +380,11 @@ async fn finish(own: &Target, copied: &Copied) -> Result<(), TransferError> {
     let mut session = Postgres::connect(own, NAME).await?;
     session.query("ANALYZE").await?;
     let (ledger, tokens) = (&copied.ledger, &copied.tokens);
-    let commits = copied
-        .commits
-        .map(|(system, up_to)| rows::note_copied(system, up_to));
+    let (system, up_to) = copied.commits;
     let more = format!(
         "{}{}",
         room::is_made(&own.database),
-        commits.unwrap_or_default()
+        rows::note_copied(system, up_to)
     );
     install_with(&mut session, ledger, tokens, copied.log, &more).await?;
     Ok(())

@@ -124,3 +124,87 @@ fn a_member_that_is_far_behind_is_settled_by_what_it_lacks() {
     assert!(executed(&mut manager, vec![rows(2, 6, 10, (0, true))]).is_empty());
     assert!(manager.has_tail());
 }
+
+/// A primary was deposed after the log had got a commit of its member's, and before it heard of that: the rows were executed there once
+/// more.
+#[test]
+fn what_a_deposed_primary_has_committed_is_not_executed_there() {
+    let mut manager = follower();
+    // Who still writes there is not ended yet.
+    let records = vec![rows(1, 5, 150, (0, true)), rows(2, 6, 10, (0, true))];
+    assert!(executed(&mut manager, records).is_empty());
+    manager.own_ends(Lsn(200));
+    let mut out = Vec::new();
+    manager.settle(&mut out);
+    assert_eq!(applies(out), [2]);
+    let ledger = manager.ledger().expect("the member answers");
+    assert!(ledger.contains(Number(1)) && !ledger.contains(Number(2)));
+}
+
+/// A stream that began again gave the log what was on its way there: both members then had it twice, or neither.
+#[test]
+fn what_was_given_to_the_log_is_known_until_it_is_acknowledged() {
+    let mut manager = primary(0);
+    let (mut out, mut follows) = (Vec::new(), Vec::new());
+    manager.peer(follow(0), &mut follows);
+    let given = |number: u64, end: u64, is_last: bool| {
+        let record = rows(number, 5, end, (0, is_last));
+        record.draft.as_ref().clone()
+    };
+    manager.commit(given(1, 10, true), &mut out);
+    manager.commit(given(2, 15, false), &mut out);
+    manager.commit(given(3, 20, true), &mut out);
+    let ends = [(Lsn(10), Number(1)), (Lsn(20), Number(3))];
+    assert_eq!(manager.given(), (ends.into(), 3));
+    manager.durable(1, Number(1), &mut out);
+    // The other member does not have it yet.
+    assert_eq!(manager.given(), (ends.into(), 2));
+    let (numbers, floor) = (vec![Number(1)], Number(1));
+    manager.peer(Message::Applied { numbers, floor }, &mut out);
+    assert_eq!(manager.given(), ([ends[1]].into(), 2));
+    assert_eq!(manager.ledger().map(Ledger::floor), Some(Number(1)));
+}
+
+/// It was found to have a surplus while it took over, and served in that epoch all the same.
+#[test]
+fn one_that_has_a_surplus_gives_its_epoch_up() {
+    let mut manager = owner(0);
+    let mut out = Vec::new();
+    manager.has_surplus(&mut out);
+    assert_eq!(out, [Effect::Release]);
+    manager.log_ends(1, Number(0), LOG, &mut out);
+    manager.tick(&mut out);
+    assert_eq!(manager.role(), Role::Recovering(Why::Behind));
+    assert_eq!((manager.taking(), manager.epoch()), (None, None));
+}
+
+/// What it could have logged when it took over it could not log any more, and rows of others were executed beside that.
+#[test]
+fn one_that_loses_its_epoch_before_it_serves_is_unsettled_again() {
+    let mut manager = owner(0);
+    manager.member_has([(5, Lsn(100))]);
+    let mut out = Vec::new();
+    manager.settle(&mut out);
+    manager.fenced(1, &mut out);
+    assert!(manager.is_unsettled());
+    let alive = alive(2, 0, LOG);
+    manager.peer(alive, &mut out);
+    out.clear();
+    let records = vec![rows(1, 6, 10, (0, true))];
+    manager.peer(Message::Records { epoch: 2, records }, &mut out);
+    assert!(applies(out).is_empty());
+}
+
+/// It had followed a primary, and took what that had sent for all of the log that it was about to own.
+#[test]
+fn one_that_takes_over_has_the_tail_when_it_has_read_the_log() {
+    let mut manager = follower();
+    assert!(manager.has_tail());
+    let mut out = Vec::new();
+    manager.own(&mut out);
+    manager.owned(2, &mut out);
+    assert!(!manager.has_tail());
+    manager.log_is(2, LOG, &mut out);
+    manager.log_ends(2, Number(0), LOG, &mut out);
+    assert!(manager.has_tail());
+}
