@@ -13,7 +13,7 @@
 //! ```
 //! use simulate::{Coverage, Outcome, Simulation};
 //!
-//! #[derive(Debug, Clone, Copy)]
+//! #[derive(Debug, Clone, Copy, PartialEq)]
 //! enum Flaw {
 //!     /// An odd number is taken for an even one.
 //!     OddAsEven,
@@ -33,6 +33,7 @@
 //!     seeds: 1000,
 //!     per_hundred: &[("histories", 100)],
 //!     flaws: &[Flaw::OddAsEven],
+//!     rare: &[],
 //!     run: doubled_numbers_are_even,
 //! };
 //! SIMULATION.keeps_promises(100);
@@ -78,11 +79,14 @@ pub struct Simulation<F: 'static> {
     pub per_hundred: &'static [(&'static str, u64)],
     /// The rules that can be switched off.
     pub flaws: &'static [F],
+    /// Flaws that few histories catch, each with the seed of one that does, which is tried first. A change of the simulation may
+    /// make it another one: then all are searched, and the test says which it is now.
+    pub rare: &'static [(F, u64)],
     /// One history: its seed, the rule that is switched off, and whether its steps are printed.
     pub run: fn(u64, Option<F>, bool) -> Outcome,
 }
 
-impl<F: Copy + Debug + Send + Sync> Simulation<F> {
+impl<F: Copy + Debug + PartialEq + Send + Sync> Simulation<F> {
     /// One history; a panic is a broken promise.
     pub fn run_one(&self, seed: u64, flaw: Option<F>) -> Outcome {
         let run = || (self.run)(seed, flaw, asked::trace());
@@ -121,18 +125,25 @@ impl<F: Copy + Debug + Send + Sync> Simulation<F> {
     /// # Panics
     /// If a flaw breaks no promise within so many seeds.
     pub fn catches_flaws(&self, within: u64) {
-        self.catches_flaws_from(0, within);
+        self.catches_flaws_from(0, within, self.rare);
     }
 
-    fn catches_flaws_from(&self, first: u64, within: u64) {
+    fn catches_flaws_from(&self, first: u64, within: u64, known: &[(F, u64)]) {
         let asked = asked::flaw(self.flaws);
         let flaws = asked.as_ref().map_or(self.flaws, std::slice::from_ref);
         let mut missed = Vec::new();
         for flaw in flaws {
-            match self.run_many(first, within, Some(*flaw), false) {
-                Err((seed, broken)) => {
-                    println!("{flaw:?}: caught by number {}: {broken}", seed - first + 1);
-                }
+            let known = known.iter().find(|(rare, _)| rare == flaw);
+            let known = known.and_then(|(_, seed)| {
+                let broken = self.run_one(*seed, Some(*flaw)).broken?;
+                Some((*seed, broken))
+            });
+            let caught = match known {
+                Some(caught) => Err(caught),
+                None => self.run_many(first, within, Some(*flaw), false),
+            };
+            match caught {
+                Err((seed, broken)) => println!("{flaw:?}: caught by seed {seed}: {broken}"),
                 Ok(_) => missed.push(flaw),
             }
         }
@@ -153,7 +164,8 @@ impl<F: Copy + Debug + Send + Sync> Simulation<F> {
         let started = Instant::now();
         if asked::number("SEED").is_none() && asked::flaw(self.flaws).is_some() {
             let first = asked::number("FIRST").unwrap_or_default();
-            return self.catches_flaws_from(first, asked::number("SEEDS").unwrap_or(self.seeds));
+            let within = asked::number("SEEDS").unwrap_or(self.seeds);
+            return self.catches_flaws_from(first, within, &[]);
         }
         let (first, seeds) = match asked::number("SEED") {
             Some(seed) => (seed, 1),

@@ -25,6 +25,14 @@ const SIMULATION: Simulation<Flaw> = Simulation {
         ("transactions applied after they were given up", 150),
     ],
     flaws: &Flaw::ALL,
+    rare: &[
+        (Flaw::UnknownRenewalCounts, 139),
+        (Flaw::GateBeforeWrites, 230),
+        (Flaw::LookServesLatecomers, 2342),
+        (Flaw::OldAbsenceBelieved, 1018),
+        (Flaw::ReclaimWithoutGate, 100),
+        (Flaw::SameTimestampTwice, 1176),
+    ],
     run,
 };
 

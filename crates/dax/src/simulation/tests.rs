@@ -49,6 +49,12 @@ const SIMULATION: Simulation<Flaw> = Simulation {
         ("schedules after which all replicas were equal", 100),
     ],
     flaws: &Flaw::ALL,
+    rare: &[
+        (Flaw::RepairAsNewVersion, 268),
+        (Flaw::LostAcksCount, 345),
+        (Flaw::UnadmittedReads, 513),
+        (Flaw::RefusedForEver, 204),
+    ],
     run: Schedule::run,
 };
 

@@ -29,6 +29,7 @@ const SIMULATION: Simulation<Flaw> = Simulation {
         ("sectors that cannot be read", 50),
     ],
     flaws: &Flaw::ALL,
+    rare: &[],
     run: Schedule::run,
 };
 

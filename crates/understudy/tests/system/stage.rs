@@ -17,9 +17,9 @@ use store::Network;
 /// pgbench's scale in these tests.
 const SCALE: u32 = 1;
 /// Transactions a second of all clients together: there is always one under way, and other tests have a share of the machine.
-const COMMITS_PER_SECOND: f64 = 100.0;
+const COMMITS_PER_SECOND: f64 = 50.0;
 /// The same for rounds of the client that changes tables, each of which is 2,000 rows and 16 statements.
-const CHANGES_PER_SECOND: f64 = 4.0;
+const CHANGES_PER_SECOND: f64 = 1.0;
 /// For what happens at once on a quiet machine. Where two processors carry three clusters that archive, a standby has been seen
 /// to redo 1 MB of log in a second.
 pub const TIMEOUT: Duration = Duration::from_secs(300);

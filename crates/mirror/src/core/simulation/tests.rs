@@ -23,6 +23,7 @@ const SIMULATION: Simulation<Flaw> = Simulation {
         ("commits lost with their server", 7),
     ],
     flaws: &Flaw::ALL,
+    rare: &[],
     run: World::run,
 };
 

@@ -21,6 +21,7 @@ const SIMULATION: Simulation<Flaw> = Simulation {
         ("followed the next", 30),
     ],
     flaws: &Flaw::ALL,
+    rare: &[(Flaw::ReadsOutsideTheFence, 4066)],
     run: World::run,
 };
 

@@ -20,6 +20,17 @@ const SIMULATION: Simulation<Flaw> = Simulation {
         ("handed over", 100),
     ],
     flaws: &Flaw::ALL,
+    rare: &[
+        (Flaw::EpochBelieved, 148),
+        (Flaw::NewsBelieved, 1261),
+        (Flaw::LossForgets, 1076),
+        (Flaw::AnyStandby, 101),
+        (Flaw::RestartIgnored, 154),
+        (Flaw::UnprovenPosition, 1588),
+        (Flaw::DurableIsShown, 981),
+        (Flaw::CallsAreProof, 2125),
+        (Flaw::SeenLeftBehind, 135),
+    ],
     run: World::run,
 };
 

@@ -10,6 +10,12 @@ const SIMULATION: Simulation<Flaw> = Simulation {
     seeds: 20_000,
     per_hundred: &[("checkpoints", 1000), ("takeovers", 20), ("killed", 100)],
     flaws: &Flaw::ALL,
+    rare: &[
+        (Flaw::HalfApplied, 168),
+        (Flaw::SessionsIgnored, 6748),
+        (Flaw::AnyIsLast, 1487),
+        (Flaw::StaleClock, 522),
+    ],
     run: World::run,
 };
 

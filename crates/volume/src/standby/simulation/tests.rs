@@ -26,6 +26,14 @@ const SIMULATION: Simulation<Flaw> = Simulation {
         ("forks on a boundary", 20),
     ],
     flaws: &Flaw::ALL,
+    rare: &[
+        (Flaw::TakenBeforeWritten, 169),
+        (Flaw::CutsDropped, 167),
+        (Flaw::KeptFromEarlier, 2263),
+        (Flaw::AnswersAfterSleep, 180),
+        (Flaw::SealedBeforeItsLog, 214),
+        (Flaw::EndOfTheDurable, 174),
+    ],
     run: Schedule::run,
 };
 
