@@ -29,6 +29,8 @@ const ANSWERS: u64 = 2;
 /// Images that the standby claims at most, however often its base moved: with more in use it would
 /// attach afresh.
 const IMAGES_MAX: usize = 16;
+/// How long what is repeated rests, so that others have the processors.
+const BETWEEN_ROUNDS: Duration = Duration::from_millis(100);
 
 #[tokio::test(flavor = "multi_thread")]
 #[ignore = "system test: make test-system"]
@@ -38,6 +40,10 @@ async fn the_base_follows_and_readers_see_nothing_of_it() -> Result<()> {
         let small = [("shared_buffers", "2MB"), ("max_connections", "40")];
         let small = small.map(|(name, value)| (name.to_owned(), value.to_owned()));
         options.parameters.extend(small);
+        // A reader of a busy machine needs longer than redo waits otherwise, and would never have an answer.
+        options
+            .standby
+            .push("max_streaming_delay = \"4s\"".to_owned());
         let moves = "info,volume::standby::moves=debug,node::agent::moving=debug";
         options.log_filter = Some(moves.to_owned());
     })
@@ -243,7 +249,10 @@ impl Repeated {
                     }
                 };
                 match done {
-                    Ok(()) => drop(counter.fetch_add(1, Ordering::Relaxed)),
+                    Ok(()) => {
+                        counter.fetch_add(1, Ordering::Relaxed);
+                        tokio::time::sleep(BETWEEN_ROUNDS).await;
+                    }
                     Err(error) if gave_way_to_redo(&error) => {}
                     Err(error) => return Err(error),
                 }
