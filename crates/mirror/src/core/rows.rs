@@ -241,6 +241,10 @@ impl Rows {
                 claim(*at, new, Mode::Exclusive);
             }
             Change::Delete(at, old) => claim(*at, old, Mode::Exclusive),
+            // Sequences that begin again may be those of whatever comes after.
+            Change::Truncate { restarts: true, .. } => {
+                claims.add(Class::Database, Mode::Exclusive);
+            }
             Change::Truncate { relations, .. } => {
                 let names = relations.iter().map(|at| table(*at));
                 names.for_each(|name| claims.add(Class::Table(name), Mode::Exclusive));

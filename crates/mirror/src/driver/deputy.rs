@@ -91,7 +91,7 @@ pub fn make_writer(member: &Target) -> io::Result<(Deputy, String)> {
          DO $$ BEGIN IF pg_catalog.to_regrole('{ROWS}') IS NULL THEN CREATE ROLE {ROWS}; END IF; END $$; \
          ALTER ROLE {ROWS} LOGIN INHERIT NOSUPERUSER NOCREATEROLE NOCREATEDB NOREPLICATION BYPASSRLS PASSWORD {verifier}; \
          GRANT pg_read_all_data, pg_write_all_data TO {ROWS}; GRANT SET ON PARAMETER session_replication_role TO {ROWS}; \
-         GRANT EXECUTE ON FUNCTION understudy_mirror.truncate(text, boolean) TO {ROWS}; \
+         GRANT EXECUTE ON FUNCTION understudy_mirror.truncate(regclass[], boolean) TO {ROWS}; \
          ALTER FUNCTION understudy_mirror.write(text, text) OWNER TO {ROWS}; \
          DELETE FROM understudy_mirror.secret; \
          INSERT INTO understudy_mirror.secret VALUES (pg_catalog.sha256({secret}::pg_catalog.bytea))"

@@ -115,6 +115,17 @@ CREATE OR REPLACE FUNCTION understudy_mirror.refuse(what text, hint text) RETURN
   LANGUAGE plpgsql SET search_path = pg_catalog
   AS $$ BEGIN RAISE EXCEPTION USING ERRCODE = '0A000', MESSAGE = 'the mirror does not carry ' || what, HINT = hint; END $$;
 
+-- Refuses a text that changes what the mirror hears by: without it, commits would be answered that nobody logs.
+CREATE OR REPLACE FUNCTION understudy_mirror.spare(said text) RETURNS void
+  LANGUAGE plpgsql SET search_path = pg_catalog
+  AS $$
+    BEGIN
+      IF said ~* '\m(publication|trigger)\s+(if\s+exists\s+)?"?understudy_mirror' THEN
+        PERFORM understudy_mirror.refuse('changes of its own publication and event triggers',
+          'Stop both managers first, to give the mirror up.');
+      END IF;
+    END $$;
+
 -- The text that has defined something: that of the client, or of the innermost function; null if that has said it in another way.
 CREATE OR REPLACE FUNCTION understudy_mirror.said(stack text) RETURNS text
   LANGUAGE plpgsql SET search_path = pg_catalog
@@ -219,6 +230,7 @@ CREATE OR REPLACE FUNCTION understudy_mirror.execute(said text) RETURNS void
       result CONSTANT pg_catalog.text := '';
     BEGIN
       PERFORM pg_catalog.set_config('understudy_mirror.noted', 'no', true);
+      PERFORM understudy_mirror.spare(said);
       EXECUTE said;
       IF pg_catalog.texteq(pg_catalog.current_setting('understudy_mirror.noted'), 'no') THEN
         INSERT INTO understudy_mirror.definitions VALUES (tag, said, '', '', settings, result);
@@ -243,6 +255,7 @@ CREATE OR REPLACE FUNCTION understudy_mirror.note(event text, tag text, path tex
       IF event = 'ddl_command_start' AND (NOT fills OR said IS NULL) OR tag = 'REINDEX' THEN
         RETURN;
       END IF;
+      PERFORM understudy_mirror.spare(said);
       IF event = 'sql_drop' THEN
         IF tag NOT LIKE 'DROP %' OR tag = 'DROP OWNED' OR (SELECT bool_and(is_temporary) FROM pg_event_trigger_dropped_objects()) THEN
           RETURN;
@@ -308,9 +321,10 @@ CREATE OR REPLACE FUNCTION understudy_mirror.note(event text, tag text, path tex
           PERFORM understudy_mirror.refuse('a materialized view of what is evaluated, as ' || what,
             'Use a table, or leave functions out that are not immutable.');
         END IF;
-        SELECT t.tgname INTO what FROM pg_trigger t WHERE t.tgenabled IN ('A', 'R') AND age(t.xmin) <= age(own_xid) LIMIT 1;
+        SELECT t.tgname INTO what FROM pg_trigger t WHERE t.tgenabled IN ('A', 'R') AND age(t.xmin) <= age(own_xid)
+          UNION ALL SELECT r.rulename FROM pg_rewrite r WHERE r.ev_enabled IN ('A', 'R') AND age(r.xmin) <= age(own_xid) LIMIT 1;
         IF what IS NOT NULL THEN
-          PERFORM understudy_mirror.refuse('triggers that fire when rows are replicated, as ' || what,
+          PERFORM understudy_mirror.refuse('triggers and rules that fire when rows are replicated, as ' || what,
             'They would fire twice: leave out ENABLE ALWAYS and ENABLE REPLICA.');
         END IF;
         IF fills AND said IS NOT NULL THEN
@@ -403,14 +417,49 @@ DO $$ BEGIN
   END IF;
 END $$;
 
--- Empties tables together, which no right to write rows includes.
-CREATE OR REPLACE FUNCTION understudy_mirror.truncate(tables text, restarts boolean) RETURNS void
-  LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog
-  AS $$ BEGIN EXECUTE format('TRUNCATE %s %s', tables, CASE WHEN restarts THEN 'RESTART IDENTITY' ELSE '' END); END $$;
-REVOKE EXECUTE ON FUNCTION understudy_mirror.truncate(text, boolean) FROM PUBLIC;
+-- Empties tables together, which no right to write rows includes. What clients have defined can call it as well, in a session that
+-- writes rows: it takes tables, never a text, and no trigger fires.
+DROP FUNCTION IF EXISTS understudy_mirror.truncate(text, boolean);
+CREATE OR REPLACE FUNCTION understudy_mirror.truncate(tables regclass[], restarts boolean) RETURNS void
+  LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog SET session_replication_role = 'replica'
+  AS $$
+    DECLARE
+      named CONSTANT text := string_agg(format('ONLY %s', t), ', ') FROM unnest(tables) t;
+    BEGIN
+      IF EXISTS (SELECT FROM pg_class c WHERE c.oid = ANY (tables)
+        AND (c.oid < 16384 OR c.relnamespace = 'understudy_mirror'::regnamespace))
+      THEN
+        RAISE insufficient_privilege USING MESSAGE = 'only tables of clients are emptied';
+      END IF;
+      EXECUTE format('TRUNCATE %s %s', named, CASE WHEN restarts THEN 'RESTART IDENTITY' ELSE '' END);
+    END $$;
+REVOKE EXECUTE ON FUNCTION understudy_mirror.truncate(regclass[], boolean) FROM PUBLIC;
 
 -- Hash of the secret by which a manager's own sessions write rows.
 CREATE TABLE IF NOT EXISTS understudy_mirror.secret (hash bytea PRIMARY KEY);
+
+-- Lets only superusers write what the manager goes by: whoever may write all rows may not, because what clients have defined runs as
+-- that role.
+CREATE OR REPLACE FUNCTION understudy_mirror.keep() RETURNS trigger
+  LANGUAGE plpgsql SET search_path = pg_catalog
+  AS $$
+    BEGIN
+      IF NOT (SELECT rolsuper FROM pg_roles WHERE rolname = current_user) THEN
+        RAISE insufficient_privilege USING MESSAGE = format('only the manager writes %s', TG_RELID::regclass);
+      END IF;
+      RETURN NULL;
+    END $$;
+DO $$
+  DECLARE
+    kept pg_catalog.text;
+  BEGIN
+    FOREACH kept IN ARRAY ARRAY['state', 'secret', 'served', 'undone'] LOOP
+      EXECUTE pg_catalog.format('DROP TRIGGER IF EXISTS keep ON understudy_mirror.%I', kept);
+      EXECUTE pg_catalog.format('CREATE TRIGGER keep BEFORE INSERT OR UPDATE OR DELETE OR TRUNCATE ON understudy_mirror.%I '
+        'FOR EACH STATEMENT EXECUTE FUNCTION understudy_mirror.keep()', kept);
+      EXECUTE pg_catalog.format('ALTER TABLE understudy_mirror.%I ENABLE ALWAYS TRIGGER keep', kept);
+    END LOOP;
+  END $$;
 
 -- Executes a statement that concerns one row, as the role that writes rows, which the function is given to. Sessions of deputies call
 -- it: what clients have defined may run there, and knows no secret.

@@ -16,7 +16,8 @@ use protocol::scram::Verifier;
 /// Words without which a text has nothing that is shared, refused, or undone within it.
 const WORDS: &[&str] = &[
     "role", "user", "group", "grant", "revoke", "database", "event", "owned", "comment", "label",
-    "explain", "lock", "vacuum", "cluster", "rollback", "lo_", "lowrite",
+    "explain", "lock", "vacuum", "cluster", "rollback", "commit", "end;", "abort", "lo_",
+    "lowrite",
 ];
 
 /// True if PostgreSQL fires event triggers for it.
@@ -200,8 +201,13 @@ pub fn carried(text: &str) -> Result<Option<String>, Box<Refusal>> {
     if let Some(refusal) = nodes().find_map(refused) {
         return Err(Box::new(refusal));
     }
-    if nodes().any(goes_back) && nodes().any(|node| fires(node) || is_shared(node)) {
-        let text = "the mirror does not carry definitions in one text with ROLLBACK TO";
+    let defines = |node: &&Tree| fires(node) || is_shared(node);
+    // Each definition of a text is found by its turn among those of its transaction.
+    let first = nodes().position(|node| defines(&node));
+    let mut behind = nodes().skip(first.map_or(usize::MAX, |first| first + 1));
+    let defines_behind_an_end = behind.any(ends) && behind.any(|node| defines(&node));
+    if defines_behind_an_end || nodes().any(goes_back) && first.is_some() {
+        let text = "the mirror does not carry definitions of several transactions, or with ROLLBACK TO, in one text";
         let refusal =
             Refusal::error("0A000", text).hint("Send the statements one after the other.");
         return Err(Box::new(refusal));
@@ -242,6 +248,13 @@ fn writes_large_objects(name: &str) -> bool {
             | "lowrite"
             | "lo_unlink"
     )
+}
+
+/// True if a transaction ends by it.
+fn ends(node: &Tree) -> bool {
+    use protobuf::TransactionStmtKind::{TransStmtCommit, TransStmtRollback};
+    let kinds = [TransStmtCommit as i32, TransStmtRollback as i32];
+    matches!(node, Tree::TransactionStmt(one) if kinds.contains(&one.kind))
 }
 
 /// True if it undoes a part of a transaction.

@@ -92,11 +92,13 @@ pub fn statement(
         } => {
             let names = relations
                 .iter()
-                .map(|at| relation(at).map(|one| format!("ONLY {}", one.quoted())));
-            let names = names.collect::<Result<Vec<_>, _>>()?.join(", ");
-            let names = writer.put(&Value::Text(names.into_bytes()))?;
+                .map(|at| relation(at).map(|one| element(&one.quoted())));
+            let names = names.collect::<Result<Vec<_>, _>>()?.join(",");
+            let names = writer.put(&Value::Text(format!("{{{names}}}").into_bytes()))?;
             (
-                format!("SELECT understudy_mirror.truncate({names}, {restarts})"),
+                format!(
+                    "SELECT understudy_mirror.truncate({names}::pg_catalog.regclass[], {restarts})"
+                ),
                 "SELECT 1",
             )
         }
@@ -107,6 +109,11 @@ pub fn statement(
         parameters: writer.parameters,
         tag,
     }))
+}
+
+/// A text as an element of an array's text.
+fn element(text: &str) -> String {
+    format!("\"{}\"", text.replace('\\', "\\\\").replace('"', "\\\""))
 }
 
 struct Writer<'a> {
@@ -326,7 +333,13 @@ mod tests {
             .expect("it can")
             .expect("it is");
         let names = written.parameters[0].as_deref().unwrap_or_default();
-        assert_eq!(names, br#"ONLY "public"."t", ONLY "public"."t""#);
+        let table = element(&rows(false).relations[0].quoted());
+        assert_eq!(
+            table.matches('\\').count(),
+            4,
+            "each quote is escaped: {table}"
+        );
+        assert_eq!(names, format!("{{{table},{table}}}").as_bytes());
     }
 
     #[test]

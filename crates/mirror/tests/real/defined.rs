@@ -213,6 +213,34 @@ const CASES: &[Case] = &[
         Refused("ROLLBACK TO"),
     ),
     (
+        "definitions of two transactions in one text",
+        &["BEGIN; CREATE TABLE tx1 (); COMMIT; CREATE TABLE tx2 ()"],
+        Refused("several transactions"),
+    ),
+    (
+        "definitions of one transaction in one text",
+        &["BEGIN; CREATE TABLE tx3 (); CREATE TABLE tx4 (); COMMIT; SELECT 1"],
+        Equal,
+    ),
+    (
+        "a rule that fires twice",
+        &[
+            "CREATE TABLE rl (id int PRIMARY KEY); CREATE RULE twice AS ON INSERT TO rl DO ALSO SELECT 1",
+            "ALTER TABLE rl ENABLE ALWAYS RULE twice",
+        ],
+        Refused("fire when rows are replicated"),
+    ),
+    (
+        "what the mirror hears by",
+        &["ALTER PUBLICATION understudy_mirror SET (publish = 'insert')"],
+        Refused("its own publication"),
+    ),
+    (
+        "what definitions are noted by",
+        &["ALTER EVENT TRIGGER understudy_mirror_end DISABLE"],
+        Refused("its own publication"),
+    ),
+    (
         "a lock of a catalog",
         &["ROLLBACK", "LOCK pg_class"],
         Refused("lock of a system catalog"),

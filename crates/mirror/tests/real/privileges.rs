@@ -14,7 +14,9 @@ const CLIMB: &str = r#"
     BEGIN
       FOREACH way IN ARRAY ARRAY['SELECT 1', 'SELECT set_config(''role'', ''none'', true)', 'RESET ROLE',
           'RESET SESSION AUTHORIZATION', 'SET LOCAL ROLE postgres', 'SET LOCAL ROLE understudy_as_rows',
-          'SELECT understudy_mirror.write(''?'', ''ALTER ROLE mallory SUPERUSER'')', 'SET LOCAL SESSION AUTHORIZATION postgres'] LOOP
+          'SELECT understudy_mirror.write(''?'', ''ALTER ROLE mallory SUPERUSER'')', 'SET LOCAL SESSION AUTHORIZATION postgres',
+          'SELECT understudy_mirror.truncate(''public.mine; ALTER ROLE mallory SUPERUSER'', false)',
+          'SET LOCAL session_replication_role = origin; SELECT understudy_mirror.truncate(ARRAY[''public.mine''::regclass], false)'] LOOP
         BEGIN
           EXECUTE way;
           EXECUTE 'COPY (SELECT 1) TO PROGRAM ''cat > climbed''';
@@ -25,6 +27,9 @@ const CLIMB: &str = r#"
       END LOOP;
     END $f$;
     CREATE FUNCTION evil(int) RETURNS int IMMUTABLE LANGUAGE plpgsql AS 'BEGIN PERFORM public.climb(); RETURN $1; END';
+    CREATE FUNCTION climbs() RETURNS trigger LANGUAGE plpgsql AS 'BEGIN PERFORM public.climb(); RETURN NULL; END';
+    CREATE TABLE mine (id int PRIMARY KEY);
+    CREATE TRIGGER climbs BEFORE TRUNCATE ON mine EXECUTE FUNCTION climbs();
     CREATE FUNCTION is_evil(text) RETURNS boolean IMMUTABLE LANGUAGE plpgsql AS 'BEGIN PERFORM public.climb(); RETURN true; END';
     CREATE FUNCTION is_evil(int, int) RETURNS boolean IMMUTABLE LANGUAGE plpgsql AS 'BEGIN PERFORM public.climb(); RETURN $1 = $2; END'"#;
 
@@ -156,6 +161,48 @@ fn what_rows_set_off_on_the_standby_makes_nobody_a_superuser() {
     for at in 0..2 {
         assert_eq!(site.status(at).expect("it answers").difference, None);
     }
+    site.must_be_equal();
+}
+
+/// Writes of what the manager goes by. With another floor, a standby took everything for executed.
+const WAYS_TO_THE_MANAGERS: &[&str] = &[
+    "UPDATE understudy_mirror.state SET floor = floor + 1000000",
+    "DELETE FROM understudy_mirror.secret",
+    "INSERT INTO understudy_mirror.secret VALUES ('x')",
+    "INSERT INTO understudy_mirror.served VALUES (1000)",
+    "TRUNCATE understudy_mirror.undone",
+    "SELECT understudy_mirror.truncate(ARRAY['understudy_mirror.applied'::regclass], false)",
+    "SELECT understudy_mirror.truncate(ARRAY['pg_authid'::regclass], false)",
+];
+
+/// What clients have defined runs as the role that writes rows, which may write those of all tables but these.
+#[test]
+fn who_writes_rows_writes_nothing_that_the_manager_goes_by() {
+    let site = Site::start("");
+    let client = mallory(&site);
+    run(
+        &site,
+        &client,
+        "CREATE TABLE t (id int PRIMARY KEY); INSERT INTO t VALUES (1)",
+    );
+    level(&site);
+    let standby = site.member(1 - site.who_serves());
+    let as_writer = |text: &str| {
+        let role = "SET ROLE understudy_as_rows; SET session_replication_role = 'replica'";
+        psql(&standby, &format!("{role}; {text}"))
+    };
+    as_writer("SELECT FROM t").expect("it may read all rows");
+    for way in WAYS_TO_THE_MANAGERS {
+        let error = as_writer(way).expect_err(way);
+        assert!(
+            error.contains("only the manager")
+                || error.contains("only tables of clients")
+                || error.contains("permission denied"),
+            "{way}: {error}"
+        );
+    }
+    run(&site, &client, "TRUNCATE t; INSERT INTO t VALUES (2)");
+    level(&site);
     site.must_be_equal();
 }
 

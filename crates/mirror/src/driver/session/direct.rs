@@ -106,14 +106,24 @@ impl Session {
         match message[0] {
             b'X' => return Err(End::Terminated),
             b'Q' => {
-                let text = frame::name(body).map_or("", |(text, _)| text);
-                if let Some(carried) = self.carried(text) {
+                let text = frame::name(body).map(|(text, _)| text);
+                let carried = match text {
+                    Some(text) => self.carried(text),
+                    None => self.unread("a text that is not UTF-8"),
+                };
+                if let Some(carried) = carried {
                     frontend::query(&carried, &mut own)?;
                 }
+                let text = text.unwrap_or_default();
                 self.prepared.end();
                 self.direct.sent.push_back(vec![text.to_owned()]);
             }
+            // Large objects are written this way, and other functions could be called that write.
             b'F' => {
+                if let Some(carried) = self.unread("functions that are called without a statement")
+                {
+                    frontend::query(&carried, &mut own)?;
+                }
                 self.prepared.end();
                 self.direct.sent.push_back(Vec::new());
             }
@@ -131,6 +141,9 @@ impl Session {
                         prepared.text = carried;
                     }
                     self.prepared.parse(name, prepared);
+                } else if let Some(carried) = self.unread("a text that is not UTF-8") {
+                    let name = frame::name(body).map_or("", |(name, _)| name);
+                    frontend::parse(name, &carried, [], &mut own)?;
                 }
             }
             b'C' => self.prepared.close(body),
@@ -154,6 +167,18 @@ impl Session {
         let message = if own.is_empty() { message } else { &own };
         self.server.output.extend_from_slice(message);
         Ok(())
+    }
+
+    /// A text that fails, in place of what the manager cannot read; nothing at the only member, where nothing is missed by that.
+    fn unread(&self, what: &str) -> Option<String> {
+        if self.hub.config.single {
+            return None;
+        }
+        self.hub.counters.refused.fetch_add(1, Ordering::Relaxed);
+        let refusal = Refusal::error("0A000", format!("the mirror does not carry {what}"));
+        Some(raised(&refusal.hint(
+            "Use the client encoding UTF8, statements in place of calls, and bytea in place of large objects.",
+        )))
     }
 
     /// A text as the member is to execute it; nothing if that is the text itself.
