@@ -453,7 +453,7 @@ DO $$
   DECLARE
     kept pg_catalog.text;
   BEGIN
-    FOREACH kept IN ARRAY ARRAY['state', 'secret', 'served', 'undone'] LOOP
+    FOREACH kept IN ARRAY ARRAY['state', 'secret', 'served'] LOOP
       EXECUTE pg_catalog.format('DROP TRIGGER IF EXISTS keep ON understudy_mirror.%I', kept);
       EXECUTE pg_catalog.format('CREATE TRIGGER keep BEFORE INSERT OR UPDATE OR DELETE OR TRUNCATE ON understudy_mirror.%I '
         'FOR EACH STATEMENT EXECUTE FUNCTION understudy_mirror.keep()', kept);

@@ -139,3 +139,31 @@ fn a_primary_whose_slot_is_lost_is_replaced() {
     );
     assert_eq!(site.must_be_equal().rows, 2);
 }
+
+/// The manager asks sequences for their values, and PostgreSQL had it wait behind whoever waited to lock one; no commit was logged then.
+#[test]
+fn nobody_waits_for_whoever_waits_to_lock_a_sequence() {
+    let site = Site::start("");
+    let (holder, client, altering) = (site.connect(), site.connect(), site.connect());
+    let tables = "CREATE SEQUENCE s; CREATE TABLE t (id int PRIMARY KEY)";
+    run(&site, &client, tables);
+    run(&site, &holder, "BEGIN; SELECT nextval('s')");
+    let restart = async move { altering.batch_execute("ALTER SEQUENCE s RESTART").await };
+    let altering = site.runtime.spawn(restart);
+    let member = site.member(site.who_serves());
+    site.wait("somebody waits to lock it", || {
+        let text =
+            "SELECT count(*) > 0 FROM pg_locks WHERE relation = 's'::regclass AND NOT granted";
+        psql(&member, text).as_deref() == Ok("t")
+    });
+    let inserting = async {
+        let inserting = client.batch_execute("INSERT INTO t VALUES (1)");
+        tokio::time::timeout(Duration::from_secs(20), inserting).await
+    };
+    let done = site.runtime.block_on(inserting);
+    done.expect("it does not wait").expect("it is done");
+    run(&site, &holder, "COMMIT");
+    let altered = site.runtime.block_on(altering).expect("it runs");
+    altered.expect("it is done");
+    site.must_be_equal();
+}
