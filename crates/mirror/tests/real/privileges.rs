@@ -174,7 +174,7 @@ const WAYS_TO_THE_MANAGERS: &[&str] = &[
     "SELECT understudy_mirror.truncate(ARRAY['pg_authid'::regclass], false)",
 ];
 
-/// What clients have defined runs as the role that writes rows, which may write those of all tables but these.
+/// Code of clients runs as the role that writes rows, which may write those of all tables but these.
 #[test]
 fn who_writes_rows_writes_nothing_that_the_manager_goes_by() {
     let site = Site::start("");
