@@ -110,22 +110,9 @@ impl Claims {
         self
     }
 
-    /// Claims what another one claims.
-    pub fn extend(&mut self, other: &Claims) {
-        for (class, mode) in &other.0 {
-            let entry = self.0.entry(class.clone()).or_insert(*mode);
-            *entry = entry.and(*mode);
-        }
-    }
-
     /// What is claimed; what is around something comes before it.
     pub fn iter(&self) -> impl Iterator<Item = (&Class, Mode)> {
         self.0.iter().map(|(class, mode)| (class, *mode))
-    }
-
-    /// True if nothing is claimed.
-    pub fn is_empty(&self) -> bool {
-        self.0.is_empty()
     }
 
     /// True if transactions with these claims must be in one order everywhere.

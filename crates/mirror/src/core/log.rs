@@ -20,7 +20,7 @@ use xxhash_rust::xxh3::xxh3_64_with_seed;
 use super::record::{Number, Record};
 
 const MAGIC: [u8; 8] = *b"USmirr02";
-/// That of versions which logged statements.
+/// Magic number of versions that logged statements.
 const EARLIER: [u8; 8] = *b"USmirr01";
 const HEAD_BYTES: usize = 48;
 
@@ -130,7 +130,7 @@ pub enum LogError {
     TooLong(usize),
 }
 
-/// What an operator does with a log of statements.
+/// Instructions for an operator whose log has statements.
 pub const EARLIER_LOG: &str = "the log was written by an earlier version of the mirror, which logged statements: make a volume of another \
     name (understudy mirror init), give it to both managers, start them, and have one member kept (understudy mirror resolve --keep NAME); \
     the other one is filled again";

@@ -27,24 +27,13 @@ impl fmt::Display for Number {
     }
 }
 
-/// What a client can ask about a transaction by.
+/// Name of a transaction, by which a client can ask about it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 pub struct Token {
     /// The epoch that it began in.
     pub epoch: u32,
     /// Its number at the member that has made it.
     pub count: u64,
-}
-
-impl Token {
-    /// Reads one as it is written.
-    pub fn parse(text: &str) -> Option<Token> {
-        let (epoch, count) = text.split_once('-')?;
-        Some(Token {
-            epoch: epoch.parse().ok()?,
-            count: count.parse().ok()?,
-        })
-    }
 }
 
 impl fmt::Display for Token {

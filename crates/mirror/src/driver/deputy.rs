@@ -4,7 +4,7 @@
 //!   client logs in as app ──▶ the log says so ──▶ a session logged in as understudy_as_16388, a member of app and of nothing else
 //! ```
 //!
-//! What a client's definition sets off (checks, indexes, casts) is executed by that session, and can get out of every role
+//! Code that a client's definition sets off (checks, indexes, casts) is executed by that session, and can get out of every role
 //! that the session is put into, back to whoever has logged in. Invariant: that is nobody with more rights than whoever has logged in at
 //! the primary had. A superuser's statements are executed by the manager's own sessions, as PostgreSQL would.
 

@@ -28,7 +28,7 @@ use crate::core::record::{Number, Record};
 
 /// How long after one that could not be executed.
 const APPLY_AGAIN: Duration = Duration::from_millis(200);
-/// How long after the member could not be asked.
+/// Pause after the member could not be asked.
 pub(super) const READ_AGAIN: Duration = Duration::from_millis(100);
 /// How long a client that logs in waits at most for a primary to let clients in.
 const OPENS_IN: Duration = Duration::from_secs(5);

@@ -45,7 +45,7 @@ CREATE OR REPLACE FUNCTION understudy_mirror.committed(token text) RETURNS boole
       own_count := split_part($1, '-', 2);
       IF NOT EXISTS (SELECT FROM understudy_mirror.served s WHERE s.epoch = own_epoch) THEN
         -- Nobody serves before the member has all that the log has of the epochs before.
-        IF (own_epoch < last OR $1 = ANY (string_to_array(coalesce(current_setting('understudy_mirror.over', true), ''), ' ')))
+        IF own_epoch < last
           AND (own_epoch, own_count) > (SELECT s.forgotten_epoch, s.forgotten_count FROM understudy_mirror.state s)
         THEN
           RETURN false;

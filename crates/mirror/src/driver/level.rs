@@ -48,7 +48,7 @@ fn bytes(rows: &Rows) -> usize {
     rows.changes.iter().map(Change::bytes).sum()
 }
 
-/// What a primary's stream is told.
+/// Event for the stream of a primary.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Event {
     /// The log has a record.

@@ -7,7 +7,9 @@
 //!
 //! Invariant: a statement that defines something for the members is noted by an event trigger, noted by that function, or refused.
 
-use pg_query::protobuf::{self, ObjectType, node::Node as Tree};
+use pg_query::protobuf::{
+    self, ObjectType, TransactionStmtKind as Transaction, node::Node as Tree,
+};
 use postgres_protocol::escape::escape_literal;
 use postgres_protocol::password::scram_sha_256;
 use protocol::frame::Refusal;
@@ -252,15 +254,19 @@ fn writes_large_objects(name: &str) -> bool {
 
 /// True if a transaction ends by it.
 fn ends(node: &Tree) -> bool {
-    use protobuf::TransactionStmtKind::{TransStmtCommit, TransStmtRollback};
-    let kinds = [TransStmtCommit as i32, TransStmtRollback as i32];
-    matches!(node, Tree::TransactionStmt(one) if kinds.contains(&one.kind))
+    is_transaction(
+        node,
+        &[Transaction::TransStmtCommit, Transaction::TransStmtRollback],
+    )
 }
 
 /// True if it undoes a part of a transaction.
 fn goes_back(node: &Tree) -> bool {
-    let kind = protobuf::TransactionStmtKind::TransStmtRollbackTo as i32;
-    matches!(node, Tree::TransactionStmt(one) if one.kind == kind)
+    is_transaction(node, &[Transaction::TransStmtRollbackTo])
+}
+
+fn is_transaction(node: &Tree, kinds: &[Transaction]) -> bool {
+    matches!(node, Tree::TransactionStmt(one) if kinds.contains(&one.kind()))
 }
 
 /// The statement that executes another one and notes it.

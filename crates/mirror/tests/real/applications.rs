@@ -1,4 +1,4 @@
-//! What applications do all day, at the same time, with and without losses: both members are equal afterwards, and nobody hangs.
+//! Applications' daily work, at the same time, with and without losses: both members are equal afterwards, and nobody hangs.
 
 use std::future::Future;
 use std::pin::Pin;
@@ -133,36 +133,26 @@ fn defines(client: &mut Client, turn: u64) -> Does<'_> {
         client
             .batch_execute(&format!("DROP TABLE IF EXISTS {name}"))
             .await?;
-        client.batch_execute("BEGIN").await?;
-        let made = format!("CREATE TABLE {name} (id serial PRIMARY KEY, a text)");
-        client.batch_execute(&made).await?;
-        client
-            .batch_execute(&format!(
-                "INSERT INTO {name} (a) SELECT 'x' FROM generate_series(1, 5)"
-            ))
-            .await?;
-        client
-            .batch_execute(&format!("CREATE INDEX ON {name} (a)"))
-            .await?;
-        client
-            .batch_execute(&format!(
-                "ALTER TABLE {name} ADD COLUMN b int NOT NULL DEFAULT 7"
-            ))
-            .await?;
-        client
-            .batch_execute(&format!("UPDATE {name} SET b = id"))
-            .await?;
-        client
-            .batch_execute(if turn.is_multiple_of(3) {
-                "ROLLBACK"
-            } else {
-                "COMMIT"
-            })
-            .await
+        let end = match turn.is_multiple_of(3) {
+            true => "ROLLBACK",
+            false => "COMMIT",
+        };
+        for text in [
+            "BEGIN",
+            &format!("CREATE TABLE {name} (id serial PRIMARY KEY, a text)"),
+            &format!("INSERT INTO {name} (a) SELECT 'x' FROM generate_series(1, 5)"),
+            &format!("CREATE INDEX ON {name} (a)"),
+            &format!("ALTER TABLE {name} ADD COLUMN b int NOT NULL DEFAULT 7"),
+            &format!("UPDATE {name} SET b = id"),
+            end,
+        ] {
+            client.batch_execute(text).await?;
+        }
+        Ok(())
     })
 }
 
-/// What a session has for itself: cursors, temporary tables, locks, notifications, settings.
+/// Session state: cursors, temporary tables, locks, notifications, settings.
 fn keeps(client: &mut Client, turn: u64) -> Does<'_> {
     Box::pin(async move {
         client
@@ -275,7 +265,7 @@ impl Work {
         });
     }
 
-    /// What applications were told that is not to be tried again.
+    /// Errors that applications got and that are not to be tried again.
     fn end(self, site: &Site) -> Vec<String> {
         self.ends.store(true, Ordering::Relaxed);
         let ended = self.workers.into_iter().map(|worker| {

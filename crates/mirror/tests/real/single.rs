@@ -266,7 +266,7 @@ fn a_batch_happens_wholly_or_not_at_all() {
     assert_eq!(count(&site, &client, "t"), 2);
 }
 
-/// What comes before a refusal in its batch does not happen either, although it was answered.
+/// Statements before a refusal in its batch are undone as well, although they were answered.
 #[test]
 fn a_refusal_after_a_flush_undoes_the_batch() {
     let site = Site::start_singly();

@@ -29,7 +29,7 @@ const ANSWERS: u64 = 2;
 /// Images that the standby claims at most, however often its base moved: with more in use it would
 /// attach afresh.
 const IMAGES_MAX: usize = 16;
-/// How long what is repeated rests, so that others have the processors.
+/// Pause between two rounds, so that others have the processors.
 const BETWEEN_ROUNDS: Duration = Duration::from_millis(100);
 
 #[tokio::test(flavor = "multi_thread")]

@@ -360,8 +360,8 @@ impl Manager {
         number
     }
 
-    /// What was given to the log in this epoch and is not acknowledged: the ends of the commits, with their numbers; and how many
-    /// records are not durable.
+    /// Commits of this epoch that were given to the log and are not acknowledged, by their ends; and the number of records that are not
+    /// durable.
     pub fn given(&self) -> (BTreeMap<Lsn, Number>, usize) {
         let primary = self.primary.as_ref();
         primary.map(Primary::given).unwrap_or_default()

@@ -1,4 +1,4 @@
-//! What a primary has in hand: commits of its member, the log's end, and who follows.
+//! State of a primary: commits of its member, the end of the log, and the follower.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::sync::Arc;
@@ -135,8 +135,7 @@ impl Primary {
         self.writing
     }
 
-    /// What was given to the log and is not acknowledged: the ends of the commits, with their numbers; and how many records are not
-    /// durable.
+    /// Commits that were given to the log and are not acknowledged, by their ends; and the number of records that are not durable.
     pub fn given(&self) -> (BTreeMap<Lsn, Number>, usize) {
         let commits = self.commits.iter();
         let ends = commits.filter(|(_, commit)| !commit.record.is_piece());

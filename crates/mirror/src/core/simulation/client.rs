@@ -9,7 +9,7 @@ use super::database::{KEYS, Op, TABLES};
 /// What a client was told of a transaction.
 #[derive(Debug, Clone)]
 pub struct Told {
-    /// What it is known by, wherever it is logged.
+    /// Its number at the server, by which it is found in the log.
     pub xid: u64,
     pub ops: Vec<Op>,
     /// `None`: unknown.

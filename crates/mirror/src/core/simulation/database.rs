@@ -17,7 +17,7 @@ pub const KEYS: u64 = 4;
 /// Values by tables and keys.
 pub type Content = BTreeMap<(u64, u64), u64>;
 
-/// What a client wants done.
+/// Operation of a client.
 #[derive(Debug, Clone, Copy)]
 pub enum Op {
     /// The row of this key has this value from now on.
@@ -164,7 +164,7 @@ pub struct Database {
     pub life: u32,
     /// Its server.
     pub system: u64,
-    /// What that has committed itself, in order.
+    /// Commits that the server has made itself, in order.
     pub wal: Vec<Own>,
     /// Up to where the stream of it was dealt with, as the slot remembers.
     pub slot: Lsn,

@@ -174,11 +174,16 @@ impl Session {
         if self.hub.config.single {
             return None;
         }
-        self.hub.counters.refused.fetch_add(1, Ordering::Relaxed);
         let refusal = Refusal::error("0A000", format!("the mirror does not carry {what}"));
-        Some(raised(&refusal.hint(
+        Some(self.refused(&refusal.hint(
             "Use the client encoding UTF8, statements in place of calls, and bytea in place of large objects.",
         )))
+    }
+
+    /// A text that fails as the refusal says, which is counted.
+    fn refused(&self, refusal: &Refusal) -> String {
+        self.hub.counters.refused.fetch_add(1, Ordering::Relaxed);
+        raised(refusal)
     }
 
     /// A text as the member is to execute it; nothing if that is the text itself.
@@ -190,10 +195,7 @@ impl Session {
         match self.checked(text) {
             // The only member has nothing that notes it.
             Ok(carried) => carried.filter(|_| !is_single),
-            Err(refusal) => {
-                self.hub.counters.refused.fetch_add(1, Ordering::Relaxed);
-                Some(raised(&refusal))
-            }
+            Err(refusal) => Some(self.refused(&refusal)),
         }
     }
 

@@ -16,10 +16,10 @@ pub struct Prepared {
     pub types: Vec<u32>,
 }
 
-/// What is to be undone of a message that the member has not answered.
+/// Step back from a message that the member has not answered.
 #[derive(Debug)]
 enum Undo {
-    /// What a statement's name stood for before it.
+    /// The statement of that name before it.
     Statement(String, Option<Prepared>),
     /// Nothing of it is kept here.
     Nothing,
@@ -96,7 +96,7 @@ impl Names {
         self.undo.push_back(Undo::End);
     }
 
-    /// What was sent is one batch, of which the end is still to come.
+    /// Makes one batch of the messages so far, of which the end is still to come.
     pub fn join(&mut self) {
         self.undo.retain(|undo| !matches!(undo, Undo::End));
     }
@@ -126,7 +126,7 @@ impl Names {
         }
     }
 
-    /// What a name stood for before something that was not done.
+    /// Gives a name back to the statement that it had before something that was not done.
     fn put_back(&mut self, name: String, before: Option<Prepared>) {
         let later = self.undo.iter_mut().find_map(|undo| match undo {
             Undo::Statement(other, before) if *other == name => Some(before),

@@ -178,7 +178,7 @@ fn one_that_has_a_surplus_gives_its_epoch_up() {
     assert_eq!((manager.taking(), manager.epoch()), (None, None));
 }
 
-/// What it could have logged when it took over it could not log any more, and rows of others were executed beside that.
+/// Commits that it could have logged when it took over could not be logged any more, and rows of others were executed beside them.
 #[test]
 fn one_that_loses_its_epoch_before_it_serves_is_unsettled_again() {
     let mut manager = owner(0);
