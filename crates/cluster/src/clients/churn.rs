@@ -10,8 +10,10 @@ use tokio::sync::watch;
 use tokio::task::JoinHandle;
 
 use super::pace::Pace;
-use super::session::connect;
+use super::session::connect_any;
 
+/// A server that takes longer to let somebody in is lost.
+const CONNECT_WITHIN: Duration = Duration::from_secs(5);
 /// A round that takes longer has lost its server.
 const ROUND_WITHIN: Duration = Duration::from_secs(60);
 
@@ -59,7 +61,12 @@ async fn run(
     rounds: Arc<AtomicU64>,
 ) {
     while !*stop.borrow() {
-        let Ok(client) = connect(&server).await else {
+        // Nothing is at stake while it connects.
+        let connected = tokio::select! {
+            connected = connect_any(&server, CONNECT_WITHIN) => connected,
+            _ = stop.changed() => return,
+        };
+        let Some(client) = connected else {
             tokio::select! {
                 () = tokio::time::sleep(Duration::from_millis(100)) => continue,
                 _ = stop.changed() => return,
@@ -119,4 +126,24 @@ async fn round(client: &tokio_postgres::Client, number: u64) -> Result<(), tokio
         client.batch_execute(step).await?;
     }
     Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// A server whose machine hung, or whose network was cut, while the client connected: a connection that stands, and
+    /// that nothing is ever said on. The client waited on it for ever, and with it whoever had the client stop.
+    #[tokio::test]
+    async fn a_client_stops_while_a_server_takes_connections_and_says_nothing() {
+        let silent = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let mut server = tokio_postgres::Config::new();
+        server
+            .host("127.0.0.1")
+            .port(silent.local_addr().unwrap().port());
+        let client = Churn::start(server);
+        let (_held, _) = silent.accept().await.unwrap();
+        let stopped = tokio::time::timeout(Duration::from_secs(10), client.stop()).await;
+        assert_eq!(stopped, Ok(0));
+    }
 }

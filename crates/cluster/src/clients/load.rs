@@ -17,12 +17,11 @@ use rand::rngs::SmallRng;
 use tokio::sync::watch;
 use tokio::task::JoinSet;
 use tokio::time::timeout;
-use tokio_postgres::config::Host;
 
 use super::clock::Clock;
 use super::history::{Attempt, History, Outcome};
 use super::pace::Pace;
-use super::session::Session;
+use super::session::{Session, each_server};
 use super::work::Work;
 
 /// In place of the SQLSTATE of an error that is none of a server's.
@@ -246,28 +245,6 @@ async fn open_any<W: Work>(shared: &Shared) -> Result<W, String> {
         }
     }
     Err(trouble)
-}
-
-/// The same connection string for one server at a time, as libpq tries them.
-pub fn each_server(all: &tokio_postgres::Config) -> Vec<tokio_postgres::Config> {
-    let places = all.get_hosts().iter().zip(all.get_ports());
-    let one = |(host, port): (&Host, &u16)| {
-        let mut one = tokio_postgres::Config::new();
-        match host {
-            Host::Tcp(name) => one.host(name),
-            Host::Unix(path) => one.host_path(path),
-        };
-        one.port(*port)
-            .user(all.get_user().unwrap_or_default())
-            .dbname(all.get_dbname().unwrap_or_default())
-            .target_session_attrs(all.get_target_session_attrs())
-            .application_name(all.get_application_name().unwrap_or_default());
-        if let Some(password) = all.get_password() {
-            one.password(password);
-        }
-        one
-    };
-    places.map(one).collect()
 }
 
 /// Runs transactions until one fails or the client is told to stop.

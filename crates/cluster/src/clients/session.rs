@@ -3,8 +3,12 @@
 //! Invariant: COMMIT is sent only after every earlier statement of the transaction succeeded. (A
 //! COMMIT in a failed transaction is answered with "ROLLBACK", which a client could mistake.)
 
+use std::time::Duration;
+
 use rand::Rng;
 use rand::rngs::SmallRng;
+use tokio::time::timeout;
+use tokio_postgres::config::Host;
 use tokio_postgres::{Client, Config, Error, NoTls, Statement};
 
 use super::work::Work;
@@ -140,4 +144,39 @@ pub async fn connect(server: &Config) -> Result<Client, Error> {
         }
     });
     Ok(client)
+}
+
+/// Connects to the first server that answers as wanted, each within a time, as libpq tries them; nobody if none does.
+///
+/// A machine that hangs takes connections and says nothing, and one whose network was cut never ends them: the time is
+/// for all of connecting, not for TCP's part alone.
+pub async fn connect_any(all: &Config, within: Duration) -> Option<Client> {
+    for server in each_server(all) {
+        if let Ok(Ok(client)) = timeout(within, connect(&server)).await {
+            return Some(client);
+        }
+    }
+    None
+}
+
+/// The same connection string for one server at a time, as libpq tries them.
+pub fn each_server(all: &Config) -> Vec<Config> {
+    let places = all.get_hosts().iter().zip(all.get_ports());
+    let one = |(host, port): (&Host, &u16)| {
+        let mut one = Config::new();
+        match host {
+            Host::Tcp(name) => one.host(name),
+            Host::Unix(path) => one.host_path(path),
+        };
+        one.port(*port)
+            .user(all.get_user().unwrap_or_default())
+            .dbname(all.get_dbname().unwrap_or_default())
+            .target_session_attrs(all.get_target_session_attrs())
+            .application_name(all.get_application_name().unwrap_or_default());
+        if let Some(password) = all.get_password() {
+            one.password(password);
+        }
+        one
+    };
+    places.map(one).collect()
 }

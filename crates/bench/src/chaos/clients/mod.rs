@@ -15,8 +15,7 @@ pub(super) mod strong;
 use std::time::Duration;
 
 use cluster::clients::history::Outcome;
-use cluster::clients::load::each_server;
-use cluster::clients::session::connect;
+use cluster::clients::session::connect_any;
 use tokio::sync::watch;
 use tokio::time::timeout;
 use tokio_postgres::{Client, Config, Error};
@@ -39,10 +38,8 @@ pub(super) const SCHEMA: &str = "
 /// Connects to whoever accepts writes; nobody if it is told to stop before.
 async fn writable(all: &Config, stop: &watch::Receiver<bool>) -> Option<Client> {
     while !*stop.borrow() {
-        for server in each_server(all) {
-            if let Ok(Ok(client)) = timeout(CONNECT_WITHIN, connect(&server)).await {
-                return Some(client);
-            }
+        if let Some(client) = connect_any(all, CONNECT_WITHIN).await {
+            return Some(client);
         }
         tokio::time::sleep(RETRY).await;
     }

@@ -5,10 +5,9 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 use cluster::clients::clock::Clock;
-use cluster::clients::session::connect;
+use cluster::clients::session::connect_any;
 use parking_lot::Mutex;
 use tokio::task::JoinSet;
-use tokio::time::timeout;
 use tokio_postgres::{Client, Config};
 
 use super::lists::{OPEN, Window};
@@ -36,7 +35,7 @@ impl Readers {
             let window = window.clone();
             tasks.spawn(async move {
                 loop {
-                    if let Ok(Ok(client)) = timeout(CONNECT_WITHIN, connect(&server)).await {
+                    if let Some(client) = connect_any(&server, CONNECT_WITHIN).await {
                         let session = sessions.fetch_add(1, Ordering::Relaxed);
                         while let Ok((lists, sum)) = read(&client, window.first()).await {
                             snapshots.lock().push(Snapshot {

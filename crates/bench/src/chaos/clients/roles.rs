@@ -4,7 +4,7 @@ use std::collections::HashMap;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use cluster::clients::session::connect;
+use cluster::clients::session::connect_any;
 use parking_lot::Mutex;
 use tokio::task::JoinSet;
 use tokio::time::timeout;
@@ -44,7 +44,7 @@ impl Roles {
             let said = said.clone();
             tasks.spawn(async move {
                 loop {
-                    if let Ok(Ok(client)) = timeout(WITHIN, connect(&server)).await {
+                    if let Some(client) = connect_any(&server, WITHIN).await {
                         let ask = || client.query_one("SELECT pg_is_in_recovery()", &[]);
                         while let Ok(Ok(row)) = timeout(WITHIN, ask()).await {
                             note(&said, &node, row.get(0));
