@@ -7,7 +7,7 @@
 //!                          └── lease: the time in which the owner may acknowledge (pure) ──▶ the gate
 //! ```
 //!
-//! `docs/understand/protocol.md` ("On Cassandra") has the rows, the gate and why nothing is lost; its rules (C1, L1,
+//! `docs/understand/protocol-cassandra.md` has the rows, the gate and why nothing is lost; its rules (C1, L1,
 //! ...) are named in the code that keeps them. [`Client`] is a [`dax::storage::Storage`]. What decides
 //! is pure: `writer` (pending writes and what reads must return), `send_queue`, `lease`, `row`, `schema`. `driver` is
 //! what the client asks of the outside (a session, a clock, tasks); the simulation has another one, in virtual time.

@@ -1,7 +1,7 @@
 //! The keyspace and its tables: how they are made, and what must be true of them at every open.
 //!
 //! Pure: it makes CQL text and judges what `system_schema` says. Each property that is checked carries an
-//! argument of docs/understand/protocol.md ("What is checked"); the messages say what to ALTER.
+//! argument of docs/understand/protocol-cassandra.md ("What is checked"); the messages say what to ALTER.
 
 use std::collections::BTreeMap;
 

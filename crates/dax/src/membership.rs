@@ -1,6 +1,6 @@
 //! Who holds a volume's copies: its members, and how they change.
 //!
-//! Plain data, and the rules of what may follow what; docs/understand/protocol.md, *Members*, says why they hold.
+//! Plain data, and the rules of what may follow what; docs/understand/protocol.md, *Who are the members of a volume?*, says why they hold.
 //! A membership is made with the volume and changed by the owner of an epoch only. Every store keeps
 //! the newest that it was told.
 //!

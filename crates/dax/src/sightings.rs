@@ -4,7 +4,7 @@
 //! which commit each run began, as PostgreSQL keeps a history of timelines; who owns an epoch notes how far a run was
 //! seen to be, and tells every store what it knows of the others. A store whose history leaves a run before a commit
 //! that the run had acknowledged goes on without it: the directory is a copy from before. That stays so however much
-//! it commits afterwards. docs/understand/protocol.md, *Stores that went back*, says what follows, and what cannot be noticed.
+//! it commits afterwards. docs/understand/protocol.md, *What if a store goes back in time?*, says what follows, and what cannot be noticed.
 
 use serde::{Deserialize, Serialize};
 

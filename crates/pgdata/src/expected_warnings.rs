@@ -55,7 +55,7 @@ const ALWAYS: [(Severity, &str, &str); 9] = [
         "could not recover two-phase state file for transaction ",
         "",
     ),
-    // Queries on a standby give way to redo (N12 ii).
+    // Queries on a standby give way to redo (N13).
     (
         Severity::Error,
         "canceling statement due to conflict with recovery",

@@ -65,11 +65,11 @@ pub fn arguments(settings: &[Setting]) -> Vec<String> {
 pub struct StandbyOptions {
     /// `Feed::connection_string`.
     pub primary_conninfo: String,
-    /// The larger of the configuration's and the seal's (N12 i).
+    /// The larger of the configuration's and the seal's (N12).
     pub capacity: Capacity,
     /// `archive_mode` of the configuration, if it has one.
     pub archive_mode: Option<String>,
-    /// How long redo waits for queries in its way before it cancels them (N12 ii). A takeover does not
+    /// How long redo waits for queries in its way before it cancels them (N13). A takeover does not
     /// wait for them.
     pub query_delay: Duration,
     /// True if it reports the rows that its queries need, for [`feedback`](crate::feedback).

@@ -1,4 +1,4 @@
-//! The gate: what an owner looks at before it acknowledges anything (docs/understand/protocol.md, "The gate").
+//! The gate: what an owner looks at before it acknowledges anything (docs/understand/protocol-cassandra.md, "The gate").
 
 use std::sync::atomic::{AtomicU64, Ordering};
 

@@ -1,7 +1,7 @@
 //! Giving space back, in ways that suit a log-structured store: whole partitions where a file goes, and
 //! superseded generations lazily, a partition at a time, in one batch of deletes.
 //!
-//! Invariant: what is deleted was decided behind the gate ("Deletes" in docs/understand/protocol.md). Tombstones
+//! Invariant: what is deleted was decided behind the gate (*Late deletes* in docs/understand/protocol-cassandra.md). Tombstones
 //! lie behind the row that is read (newest generation first), so reads do not wade through them; and there is
 //! one of a block, not one of each generation, so whoever reads a whole partition does not either.
 

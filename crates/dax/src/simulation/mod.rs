@@ -7,7 +7,7 @@
 //!       └──── history of events ◀──────────┘ ──▶ checkers, one per promise
 //! ```
 //!
-//! `make sim` runs many seeds, `make sim SEED=7` one of them again; docs/understand/protocol.md says what is
+//! `make sim` runs many seeds, `make sim SEED=7` one of them again; docs/understand/simulation.md says what is
 //! simulated and what is checked. A seed gives the same trace every time. Built for tests only.
 //!
 //! The history, its checkers and the trace are open to simulations of other backends (the

@@ -1,7 +1,7 @@
 //! What the active announces of its log, and how it is held while its PostgreSQL is started again.
 //!
 //! A server that starts may have larger settings, and writes log that standbys cannot redo with
-//! smaller ones, before its control file says so (N12 i). So nothing of that log is announced before
+//! smaller ones, before its control file says so (N12). So nothing of that log is announced before
 //! it serves, and then only together with the number of starts, which makes standbys look.
 
 use std::sync::Arc;

@@ -50,7 +50,7 @@ impl Follower<'_> {
     }
 
     /// True if the active's PostgreSQL has more connections, locks and so on than this one: redo would
-    /// stand still, and a promotion be refused (N12 i).
+    /// stand still, and a promotion be refused (N12).
     ///
     /// They change when the active's server starts, at the beginning of an epoch or again, and no log
     /// of it is announced before it serves: so one look before the first of that is shown is enough.

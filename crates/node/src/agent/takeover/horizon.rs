@@ -1,6 +1,6 @@
 //! The horizon of an epoch: asked of the standby that is about to be promoted, once it has replayed everything.
 //!
-//! docs/understand/protocol.md (*The horizon of an epoch*) argues why the larger of two numbers is right: the upper end of a snapshot of the
+//! docs/understand/protocol.md (*What is the horizon of an epoch?*) argues why the larger of two numbers is right: the upper end of a snapshot of the
 //! standby, and the next transaction id of the checkpoint that its redo began at.
 //!
 //! Invariant: nothing waits long for it. Without an answer the epoch has no horizon.

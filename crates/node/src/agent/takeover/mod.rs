@@ -54,7 +54,7 @@ const MAKE_WAY_EVERY: Duration = Duration::from_millis(100);
 /// How long one round may take: the agent's own session can be held up by redo as well.
 const MAKE_WAY_WITHIN: Duration = Duration::from_secs(2);
 /// How long PostgreSQL may take to replay the rest of the log before its sessions are ended, which
-/// may hold redo up (N12 ii).
+/// may hold redo up (N13).
 const REPLAY_PATIENCE: Duration = Duration::from_millis(100);
 /// A replay that neither reports nor reads anything for this long is given up, so that another node can try.
 const REPLAY_STALLS: Duration = Duration::from_secs(120);
