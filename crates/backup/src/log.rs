@@ -428,6 +428,7 @@ mod tests {
     }
 
     /// A restore failed with an object that is missing while somebody archived.
+    // hazard: BACKUP-12
     #[tokio::test]
     async fn a_segment_that_is_merged_while_it_is_read_is_read() {
         let directory = tempfile::tempdir().unwrap();

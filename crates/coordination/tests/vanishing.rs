@@ -102,6 +102,7 @@ async fn until(server: &Server, there: impl Fn(&Server) -> bool) {
 }
 
 /// As one whose machine is lost, or whose process is stopped, under load: what it said last must not count for long.
+// hazard: NODE-22
 #[tokio::test]
 async fn a_standby_that_takes_nothing_any_more_is_not_listed() {
     let (server, _said) = agent().await;
@@ -131,6 +132,7 @@ async fn a_standby_that_takes_nothing_any_more_is_not_listed() {
     }
 }
 
+// hazard: NODE-22
 #[tokio::test]
 async fn a_standby_that_comes_again_is_listed_as_its_new_connection_says() {
     let (server, _said) = agent().await;
@@ -155,6 +157,7 @@ async fn a_standby_that_comes_again_is_listed_as_its_new_connection_says() {
     .await;
 }
 
+// hazard: NODE-23
 #[tokio::test]
 async fn an_order_whose_asker_gives_up_is_given_up() {
     let (server, mut said) = agent().await;
@@ -170,6 +173,7 @@ async fn an_order_whose_asker_gives_up_is_given_up() {
     assert_eq!(given_up.unwrap(), Some("given up"));
 }
 
+// hazard: SEC-1
 #[tokio::test]
 async fn more_connections_than_an_agent_can_have_are_turned_away() {
     let (server, _said) = agent().await;

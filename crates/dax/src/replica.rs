@@ -224,6 +224,7 @@ mod tests {
         assert_eq!(fence.admit(Epoch(3)), Err(Refusal::Unannounced));
     }
 
+    // hazard: ZONE-38
     #[test]
     fn writes_come_on_the_latest_connection_of_the_latest_epoch() {
         let mut link = WriteLink::default();

@@ -187,6 +187,7 @@ mod tests {
 
     /// A store went back, and committed more than it had lost before anybody could tell it; it was started once
     /// more, and began behind everything that had ever been seen of it.
+    // hazard: ZONE-5
     #[test]
     fn a_store_that_went_back_is_denied_however_far_it_goes_on() {
         let seen = seen(7, 100);
@@ -243,6 +244,7 @@ mod tests {
 
     /// It went back, was rebuilt, and went back again, to what it was when it had just been rebuilt: the runs since then were
     /// taken for earlier ones, and it counted.
+    // hazard: ZONE-10
     #[test]
     fn a_store_that_goes_back_twice_is_denied_twice() {
         let lift = next_life(500);

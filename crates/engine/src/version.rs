@@ -91,6 +91,7 @@ mod tests {
         }
     }
 
+    // hazard: ENGINE-4
     #[test]
     fn only_an_older_series_is_a_step_down() {
         let version = |text: &str| text.parse::<Version>().unwrap();

@@ -236,6 +236,7 @@ mod tests {
     }
 
     /// One was noted for every file that a new active ever read, for as long as it lived.
+    // hazard: PAGE-12
     #[test]
     fn files_that_are_newer_than_a_switch_have_no_old_pages_and_are_not_noted() {
         const CREATED: u64 = 1 << 62;

@@ -279,6 +279,7 @@ fn a_switch_takes_open_files_along() {
     assert!(matches!(again, Err(mount::Error::CachingView)));
 }
 
+// hazard: N5
 #[test]
 fn what_a_view_without_caching_changes_is_seen_at_once() {
     let (view, fixture) = mounted(Caching::Nothing);

@@ -72,6 +72,7 @@ fn a_half_is_read_past_the_page_cache() {
     assert!(view.writes.lock().is_empty());
 }
 
+// hazard: ENGINE-9
 #[test]
 fn a_half_whose_rest_does_not_come() {
     let (view, fixture) = mounted(Caching::All);

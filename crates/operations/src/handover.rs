@@ -250,6 +250,7 @@ mod tests {
         assert!(whom(&members, Some(&a), How::Planned).is_err());
     }
 
+    // hazard: NODE-24
     #[test]
     fn the_best_standby_is_asked_first_whatever_it_is_called() {
         let mut members = [
@@ -277,6 +278,7 @@ mod tests {
         ChannelError::Refusal { address, why }
     }
 
+    // hazard: NODE-24
     #[tokio::test]
     async fn the_next_one_is_asked_only_if_one_certainly_does_not_do_it() {
         let members = ["a", "b", "c"].map(|name| member(name, "standby", "warm"));
@@ -301,6 +303,7 @@ mod tests {
         assert!(all.contains("c: the agent at c:7432 refused"), "{all}");
     }
 
+    // hazard: NODE-25
     #[test]
     fn another_active_than_the_wanted_one_is_no_success() {
         let beat: Heartbeat = serde_json::from_value(serde_json::json!({

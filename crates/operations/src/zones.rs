@@ -367,6 +367,7 @@ mod tests {
     }
 
     /// A volume made with three copies of each commit had two after a zone was replaced.
+    // hazard: ZONE-17
     #[test]
     fn no_change_waits_for_fewer_copies_unless_there_are_fewer_zones() {
         let after =

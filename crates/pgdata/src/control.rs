@@ -304,6 +304,7 @@ mod tests {
         }
     }
 
+    // hazard: BACKUP-3
     #[test]
     fn a_file_for_an_archive_says_so_and_nothing_else_changes() {
         for (version, checksum_at) in LAYOUTS {

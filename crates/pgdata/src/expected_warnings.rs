@@ -176,6 +176,7 @@ mod tests {
         is_expected(&format!("{PREFIX}{line}"), situation)
     }
 
+    // hazard: H14
     #[test]
     fn the_noise_of_the_review_is_expected() {
         for line in [
@@ -189,6 +190,7 @@ mod tests {
         }
     }
 
+    // hazard: H14
     #[test]
     fn real_trouble_is_not() {
         for line in [

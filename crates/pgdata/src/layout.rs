@@ -263,6 +263,7 @@ mod tests {
         PostgresLayout::new(SegmentSize::DEFAULT)
     }
 
+    // hazard: H11
     #[test]
     fn tablespaces_in_place_are_refused() {
         let refused = |path: &str| layout().refuses_directory(path).is_some();
@@ -271,6 +272,7 @@ mod tests {
         assert!(!refused("base/16385"));
     }
 
+    // hazard: H8
     #[test]
     fn every_path_of_a_cluster_has_its_class() {
         use FileClass::{Data, Live, Log, Private};
@@ -360,6 +362,7 @@ mod tests {
         }
     }
 
+    // hazard: H8
     #[test]
     fn backup_files_are_hidden_at_the_top_only() {
         for name in [

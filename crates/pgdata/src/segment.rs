@@ -178,6 +178,7 @@ mod tests {
 
     /// A standby was handed a segment of timeline 4 that begins behind the fork of that timeline, because the newer
     /// ones had no such segment yet.
+    // hazard: WAL-1
     #[test]
     fn a_timeline_left_before_a_position_does_not_hold_it() {
         let text = "4\t0/1BFF650\tx\n5\t0/1BFF680\tx\n";

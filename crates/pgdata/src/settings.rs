@@ -278,6 +278,7 @@ mod tests {
         value
     }
 
+    // hazard: H9
     #[test]
     fn a_standbys_settings_contain_the_actives() {
         for version in MajorVersion::SUPPORTED {
@@ -320,6 +321,7 @@ mod tests {
         );
     }
 
+    // hazard: H13
     #[test]
     fn only_settings_of_the_version() {
         let at = |number| standby(MajorVersion::new(number).unwrap(), &options(None));

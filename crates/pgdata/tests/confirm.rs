@@ -160,6 +160,7 @@ async fn a_commit_waits_for_its_own_position_and_no_other() {
     until(&cluster, keeps, "t").await;
 }
 
+// hazard: ORDER-8
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn whoever_has_all_places_is_alone() {
     let cluster = running(54042, "max_wal_senders = 3\nidle_session_timeout = 200ms");
@@ -221,6 +222,7 @@ async fn end_behind_the_last_checkpoint(cluster: &Cluster, start: Lsn) -> Lsn {
 }
 
 /// The connection stays until the server ends it, and a server that stops waits until all of its log is confirmed.
+// hazard: ORDER-15
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_server_that_stops_is_confirmed_to_its_end() {
     let cluster = running(54043, "autovacuum = off");
@@ -241,6 +243,7 @@ async fn a_server_that_stops_is_confirmed_to_its_end() {
 
 /// With a commit whose wait is cancelled the client gets a success, behind a warning. A timeout does not cancel it:
 /// PostgreSQL has disabled it by then.
+// hazard: ORDER-10
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_cancelled_wait_is_a_warning() {
     let cluster = running(54044, "autovacuum = off");

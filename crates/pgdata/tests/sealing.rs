@@ -80,6 +80,7 @@ async fn active(place: &TempDir) -> (ActiveView, Arc<Sealer>) {
 
 /// A vacuum or a count of a large table sets hint bits, which are not logged. More of its pages than were
 /// remembered was the end of sealing, for good.
+// hazard: WAL-5
 #[tokio::test]
 async fn checkpoints_are_sealed_however_many_pages_were_written() {
     const PAGES: usize = (4 << 20) + 1;

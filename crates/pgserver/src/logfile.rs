@@ -32,6 +32,7 @@ mod tests {
         text.lines().map(str::to_owned).collect()
     }
 
+    // hazard: N7
     #[test]
     fn redo_failures_are_told_from_others() {
         let redo = lines(

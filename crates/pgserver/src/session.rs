@@ -402,6 +402,7 @@ mod tests {
     use super::*;
 
     /// A server that took the connection and never answered was waited for until the takeover had failed.
+    // hazard: NODE-1
     #[tokio::test]
     async fn a_connection_without_an_answer_is_given_up() {
         let run = tempfile::tempdir().unwrap();

@@ -438,6 +438,7 @@ mod tests {
     }
 
     /// A zone that was being stopped refused a write, did not say so any more, and acknowledged it with those after it.
+    // hazard: D6
     #[test]
     fn what_was_refused_unheard_is_not_acknowledged() {
         let (socket, _other) = UnixStream::pair().unwrap();

@@ -81,6 +81,7 @@ mod tests {
     use crate::keys::VolumeId;
     use dax::ids::{BlockKey, Epoch, FileId, Generation};
 
+    // hazard: ZONE-37
     #[test]
     fn remembers_the_last_and_never_an_older_version() {
         let slot = |block| Slot {

@@ -267,6 +267,7 @@ mod tests {
         assert_eq!(clean(run.path(), &nowhere()).unwrap(), 0);
     }
 
+    // hazard: SEC-2
     #[test]
     fn whatever_is_in_the_place_of_the_pid_file_is_left_alone() {
         let run = tempfile::tempdir().unwrap();

@@ -1,11 +1,11 @@
-//! The checks, run on this repository. `UPDATE=1` lowers the list of exceptions and rewrites the reference.
+//! The checks, run on this repository. `UPDATE=1` lowers the list of exceptions and rewrites the reference and the index of hazards.
 
 use std::sync::{Mutex, OnceLock};
 
 use tidy::exceptions::{Comparison, Counts, Exceptions, Groups, compare_counts, compare_groups};
 use tidy::tree::Repository;
 use tidy::wording::Places;
-use tidy::{circles, figures, labels, lengths, links, mentions, reference, wording};
+use tidy::{circles, figures, hazards, lengths, links, mentions, reference, sentences, wording};
 
 /// Most places that a message lists for each area.
 const MOST_LISTED: usize = 10;
@@ -86,26 +86,57 @@ fn nothing(what: &str, complaints: Vec<String>) {
     );
 }
 
-#[test]
-fn the_reference_is_what_the_structs_say() {
-    let repository = repository();
-    let page = reference::page(repository).unwrap_or_else(|error| panic!("{error}"));
-    let place = repository.root.join(reference::PAGE);
+/// Compares a generated page with the file, or writes it.
+fn generated(place: &str, page: &str) {
+    let path = repository().root.join(place);
     if updates() {
-        let directory = place.parent().expect("it is in a directory");
+        let directory = path.parent().expect("it is in a directory");
         std::fs::create_dir_all(directory).expect("the directory can be made");
-        std::fs::write(&place, page).expect("the page can be written");
+        std::fs::write(&path, page).expect("the page can be written");
         return;
     }
-    let written = std::fs::read_to_string(&place).unwrap_or_default();
+    let written = std::fs::read_to_string(&path).unwrap_or_default();
     let differs = page
         .lines()
         .find(|line| !written.lines().any(|other| other == *line));
     assert!(
         page == written,
-        "{} is out of date: UPDATE=1 cargo test -p tidy. First new line: {}",
-        reference::PAGE,
+        "{place} is out of date: UPDATE=1 cargo test -p tidy. First new line: {}",
         differs.unwrap_or("none; lines are missing or moved")
+    );
+}
+
+#[test]
+fn the_reference_is_what_the_structs_say() {
+    let page = reference::page(repository()).unwrap_or_else(|error| panic!("{error}"));
+    generated(reference::PAGE, &page);
+}
+
+#[test]
+fn each_hazard_has_a_sentence_and_a_test() {
+    match hazards::page(repository()) {
+        Ok(page) => generated(hazards::PAGE, &page),
+        Err(complaints) => nothing(
+            "Hazards have a sentence in crates/tidy/hazards.toml, and a mark at a test:",
+            complaints,
+        ),
+    }
+}
+
+#[test]
+fn sentences_are_short() {
+    let repository = repository();
+    let too_long = sentences::too_long(&repository.documents);
+    nothing(
+        "Sentences of documents have more than 45 words. Make two of them, a list or a table:",
+        too_long,
+    );
+    let found = sentences::long(&repository.documents);
+    let counts = wording::counts(&found);
+    let complaints = counted("sentences", &counts, "sentences of more than 30 words");
+    nothing(
+        "Documents have more long sentences than before:",
+        explained(complaints, &found),
     );
 }
 
@@ -163,16 +194,6 @@ fn comments_name_documents_that_exist() {
     let repository = repository();
     let absent = mentions::absent(&repository.sources, &repository.paths);
     nothing("Comments name documents that are not here:", absent);
-}
-
-#[test]
-fn labels_of_hazards_are_unique() {
-    let is_hazards = |path: &str| path.to_lowercase().ends_with("/hazards.md");
-    let mut documents = repository().documents.iter();
-    let document = documents.find(|document| is_hazards(&document.path));
-    let document = document.expect("a document hazards.md");
-    let complaints = counted("labels", &labels::repeated(&document.text), "rows");
-    nothing("A hazard's label names several rows:", complaints);
 }
 
 #[test]

@@ -76,6 +76,7 @@ mod tests {
         LogHistory::new(branches)
     }
 
+    // hazard: WAL-1
     #[test]
     fn segments_end_at_the_fork_of_their_timeline() {
         // Two forks in the segment from 300 on, and one on the boundary at 400.

@@ -160,6 +160,7 @@ mod tests {
         assert_eq!(syncs.durable(), Lsn(30));
     }
 
+    // hazard: ORDER-23
     #[test]
     fn nothing_behind_a_failed_sync_is_ever_durable() {
         let mut syncs = LogSyncs::new(Lsn(10));

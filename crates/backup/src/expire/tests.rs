@@ -131,6 +131,7 @@ fn policy(keep: &str, log_days: u32) -> Policy {
     }
 }
 
+// hazard: BACKUP-5
 #[tokio::test]
 async fn pieces_go_a_day_after_the_last_image_that_had_them() {
     let mut world = World::new().await;
@@ -168,6 +169,7 @@ async fn a_piece_that_an_image_has_again_stays() {
     world.is_whole().await;
 }
 
+// hazard: BACKUP-10
 #[tokio::test]
 async fn an_image_older_than_the_log_can_be_restored_as_it_is() {
     let mut world = World::new().await;
@@ -233,6 +235,7 @@ impl World {
 }
 
 /// A copy was killed when its image was there and its log was not: the only image that could be restored went.
+// hazard: BACKUP-8
 #[tokio::test]
 async fn an_image_that_cannot_be_restored_keeps_no_other_from_staying() {
     let mut world = World::new().await;
@@ -292,6 +295,7 @@ proptest! {
     #![proptest_config(ProptestConfig::with_cases(40))]
 
     /// Histories of all steps in any order: images that stay are whole, rules are kept, and in the end nothing is left over.
+    // hazard: BACKUP-5
     #[test]
     fn what_stays_is_whole_and_what_nobody_needs_goes(steps in proptest::collection::vec(step(), 1..25)) {
         let runtime = tokio::runtime::Runtime::new().unwrap();

@@ -72,6 +72,7 @@ async fn a_directory_keeps_what_it_is_given() {
     keeps_what_it_is_given(&of_directory(directory.path(), None)).await;
 }
 
+// hazard: BACKUP-11
 #[tokio::test]
 async fn an_encrypted_one_keeps_it_and_shows_nobody() {
     let directory = tempfile::tempdir().unwrap();

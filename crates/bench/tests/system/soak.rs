@@ -7,6 +7,7 @@ use cluster::scratch::Scratch;
 
 use crate::program;
 
+// hazard: H1
 #[test]
 #[ignore = "system test: make test-system"]
 fn a_soak_under_everything_at_once_ends_well() -> Result<()> {

@@ -20,16 +20,21 @@ pub enum Flaw {
     UnknownRenewalCounts,
     /// A claim counts from the last renewal it saw, without making sure that there was no other (L5).
     RenewalsNotCompared,
+    // hazard: CASS-3
     /// The gate is passed before the writes are acknowledged.
     GateBeforeWrites,
+    // hazard: CASS-3
     /// There is no gate.
     NoGate,
+    // hazard: CASS-3
     /// ReadPromote does not pass the gate.
     PromotionWithoutGate,
     /// A look at the epoch row serves also who came after it began (the gate without a lease).
     LookServesLatecomers,
+    // hazard: CASS-1
     /// A read by an owner believes what an older epoch says of absence (C2).
     OldAbsenceBelieved,
+    // hazard: CASS-2
     /// Several writes of one record are under way at a time.
     PutsOverlap,
     /// Tables with `read_repair = 'NONE'`.

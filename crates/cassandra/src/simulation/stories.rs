@@ -118,6 +118,7 @@ fn absence_of_an_older_epoch(flaw: Option<Flaw>) -> Option<u64> {
     scene.read(&reader, key)
 }
 
+// hazard: CASS-1
 #[test]
 fn what_an_older_epoch_says_of_absence_is_said_again_before_it_is_told() {
     assert_eq!(absence_of_an_older_epoch(None), None);
@@ -140,6 +141,7 @@ fn promoted_and_put(seed: u64, flaw: Option<Flaw>) -> Option<Bytes> {
     })
 }
 
+// hazard: CASS-2
 #[test]
 fn a_promotion_does_not_undo_a_put() {
     let mut seeds = 0..20;

@@ -36,6 +36,7 @@ const SIMULATION: Simulation<Flaw> = Simulation {
     run,
 };
 
+// hazard: CASS-4
 #[test]
 fn schedules_keep_the_promises() {
     SIMULATION.keeps_promises(1000);

@@ -135,6 +135,7 @@ pub(super) fn objection(me: &Identity, version: u16, who: &Identity) -> Option<S
 mod tests {
     use super::*;
 
+    // hazard: SEC-1
     #[tokio::test]
     async fn the_oldest_of_too_many_who_say_nothing_makes_room() {
         let mut greetings = Greetings::default();

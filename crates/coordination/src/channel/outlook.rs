@@ -201,6 +201,7 @@ mod tests {
 
     /// The registry names the active before its agent does, and PostgreSQL may be restarted in place: whoever connects must
     /// know which run of the server is the active's.
+    // hazard: PROXY-11
     #[test]
     fn another_run_of_the_active_is_news() {
         let of_run = |started: Option<i64>| Serving {

@@ -262,6 +262,7 @@ mod tests {
     }
 
     /// After a partition the connection was kept until its socket had taken what was queued, which a network tells late.
+    // hazard: ZONE-25
     #[tokio::test]
     async fn a_connection_that_is_given_up_ends_at_once() {
         let (outbox, line, _theirs) = connection(7);

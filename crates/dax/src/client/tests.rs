@@ -283,6 +283,7 @@ async fn creating_again_is_harmless_and_otherwise_a_conflict() {
 
 /// Whoever makes a volume dies after the first replica has it: the others were told to be rebuilt, and
 /// nobody was left who could.
+// hazard: SEAL-2
 #[tokio::test]
 async fn making_a_volume_is_repeated_after_it_was_interrupted() {
     for made in 1..3 {
@@ -299,6 +300,7 @@ async fn making_a_volume_is_repeated_after_it_was_interrupted() {
     }
 }
 
+// hazard: SEAL-2
 #[tokio::test]
 async fn two_who_make_a_volume_at_once_both_succeed() {
     for _ in 0..20 {
@@ -312,6 +314,7 @@ async fn two_who_make_a_volume_at_once_both_succeed() {
 }
 
 /// What a quorum of it knew is gone: no fresh replicas pretend otherwise.
+// hazard: SEAL-2
 #[tokio::test]
 async fn a_volume_in_use_that_most_replicas_have_lost_is_not_made_again() {
     let replicas = created().await;

@@ -32,33 +32,43 @@ pub(crate) enum Flaw {
     SealBeforeSync,
     /// A record counts as put at one replica.
     PutAtOne,
+    // hazard: ZONE-1
     /// Two entries of a client's configuration that lead to one store count as two replicas.
     StoreCountsTwice,
     /// What a replica acknowledged before it lost its disk still counts.
     LostAcksCount,
     /// An owner tells a position without proof that its epoch still stands.
     PositionWithoutProof,
+    // hazard: ZONE-2
     /// Who counts by an older membership than a store keeps is not told, and answered all the same: a quorum of
     /// each of two memberships.
     OldMembersCount,
     /// Who comes to the members counts before it has everything.
     JoinsUnfilled,
+    // hazard: ZONE-46
     /// A replica that lost its disk counts again after it was compared with one other.
     RebuiltFromOne,
+    // hazard: ZONE-46
     /// Replicas answer an owner whose epoch they have not accepted, and their answers count.
     UnadmittedReads,
+    // hazard: ZONE-46
     /// Replicas let go of versions for any owner, deposed ones too.
     UnfencedRemoval,
+    // hazard: ZONE-4
     /// A store that lacks what it had acknowledged counts as before.
     WentBackCounts,
+    // hazard: D1, D2
     /// Replicas put what a write sends behind whatever they have, without a look at the checksum.
     BaseBelieved,
     /// A write that a replica refuses again and again is waited for, and so is what a scrub sends it.
     RefusedForEver,
+    // hazard: D5
     /// A writer whose copy of a write has changed in memory sends it again and again.
     ChangedKept,
+    // hazard: U2
     /// More is allowed to be written although not all who are there read it.
     RaisedUnasked,
+    // hazard: U2
     /// A client that does not read what may be written is let in.
     OldLetIn,
 }

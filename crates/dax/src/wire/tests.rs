@@ -409,6 +409,7 @@ fn a_write_is_completed_by_what_it_begins_with_and_by_nothing_else() {
 proptest! {
     /// A frame of bytes that do not pack ends with them, and a CRC-32C behind them hid them from the checksum of the whole:
     /// a zone put pieces behind every first piece of the same length.
+    // hazard: D3
     #[test]
     fn a_piece_is_put_behind_no_other_piece(
         beginnings in prop::collection::vec(any::<(u8, u8)>(), 1..300),

@@ -69,6 +69,7 @@ mod tests {
     }
 
     /// Two handles each followed their own last version without a look, and the second one's put was answered as if it were there.
+    // hazard: ZONE-14
     #[test]
     fn two_handles_that_follow_one_version_do_not_meet() {
         let (mut one, mut other) = (NodeVersions::default(), NodeVersions::default());

@@ -673,6 +673,7 @@ mod tests {
         assert!(!p.is_synced(None, 9));
     }
 
+    // hazard: ZONE-6
     #[test]
     fn of_a_write_that_only_those_who_leave_were_to_have_nothing_is_synced() {
         let mut pending = Pending::default();

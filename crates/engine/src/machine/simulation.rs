@@ -22,6 +22,7 @@ use super::{Ask, Event, Failure, LastBeat, Limits, Machine, Seen, State};
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(in crate::machine) enum Flaw {
     IgnoresPause,
+    // hazard: ENGINE-7
     IgnoresSuccessor,
     RestartsForEver,
 }

@@ -127,6 +127,7 @@ fn an_agent_that_was_restarted_goes_on_where_it_was() {
     assert_eq!(m.state(), State::Fencing);
 }
 
+// hazard: ENGINE-8
 #[test]
 fn a_server_that_ends_is_started_in_place_but_not_for_ever() {
     let mut m = serving();

@@ -253,6 +253,7 @@ mod tests {
         values.next_back().map(str::to_owned)
     }
 
+    // hazard: ENGINE-1
     #[test]
     fn pages_that_fit_a_block_are_written_once() {
         let recipe = with(&[]).unwrap();

@@ -204,6 +204,7 @@ fn needed_bytes(claim: &Claim, end: Lsn) -> u64 {
 mod tests {
     use super::*;
 
+    // hazard: NODE-6
     #[test]
     fn a_claim_is_lost_by_silence_by_lag_and_by_order_and_given_back_only_after_the_grace() {
         let start = Instant::now();

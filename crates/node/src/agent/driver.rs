@@ -265,6 +265,7 @@ mod tests {
         driver
     }
 
+    // hazard: NODE-14
     #[test]
     fn an_active_whose_server_stands_still_does_not_say_that_it_serves() {
         let driver = serving();
@@ -282,6 +283,7 @@ mod tests {
     }
 
     /// It owned the highest epoch, and the log said that another node did; nobody heard why the takeover had ended.
+    // hazard: NODE-20
     #[test]
     fn a_lost_claim_is_a_failure_and_no_race_lost() {
         let failure = failure(&AgentError::Volume(Error::ClaimLost));

@@ -292,6 +292,7 @@ mod tests {
     }
 
     /// An owner that died before its first heartbeat, or was never one, made all others throw their warm standbys away.
+    // hazard: NODE-11
     #[tokio::test]
     async fn an_owner_that_does_not_beat_is_followed_until_it_is_suspected() {
         let cluster = MemoryCluster::new(VolumeSettings::default());

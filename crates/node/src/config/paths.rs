@@ -117,6 +117,7 @@ mod tests {
     }
 
     /// What root makes, gives away or opens by name is in no directory of another user.
+    // hazard: SEC-3
     #[test]
     fn only_one_directory_is_postgresqls() {
         let me = Uid::effective();

@@ -256,6 +256,7 @@ mod tests {
     }
 
     /// A standby whose disk was read-only began anew every few seconds for weeks, and the spare beside it did nothing.
+    // hazard: NODE-19
     #[test]
     fn a_spare_is_enlisted_for_a_node_that_fails_again_and_again() {
         use MemberState::{CatchingUp, Failing, Starting, Warm};

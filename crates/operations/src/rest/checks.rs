@@ -114,6 +114,7 @@ mod tests {
     }
 
     /// Load balancers sent everybody to a server that let nobody in.
+    // hazard: NODE-14
     #[test]
     fn an_active_whose_server_stands_still_is_used_by_nobody() {
         let active = json!({ "role": "active", "state": "failing", "epoch": 3 });

@@ -176,6 +176,7 @@ mod tests {
     const SHORT: Duration = Duration::from_millis(20);
     const LIMIT: Duration = Duration::from_secs(60);
 
+    // hazard: SEC-4
     #[tokio::test]
     async fn a_request_that_does_not_come_is_not_waited_for_but_an_answer_is() {
         let (mut client, io) = tokio::io::duplex(64);
@@ -213,6 +214,7 @@ mod tests {
         client.shutdown().await.unwrap();
     }
 
+    // hazard: SEC-4
     #[tokio::test]
     async fn more_connections_than_there_is_room_for_are_turned_away() {
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();

@@ -353,6 +353,7 @@ fn redo_elsewhere_is_followed() {
 
 /// PostgreSQL reads its checkpoint's record before it goes back to where redo begins. What had been fetched behind that record
 /// counted as unused until redo came there, and nothing was fetched for all the log before.
+// hazard: WAL-6
 #[test]
 fn what_was_fetched_for_redo_elsewhere_counts_no_more() {
     let log = log_of(6000);

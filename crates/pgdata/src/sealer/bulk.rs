@@ -176,6 +176,7 @@ mod tests {
         found
     }
 
+    // hazard: N2
     #[test]
     fn a_page_logged_below_redo_and_not_written_is_missing() {
         let mut pages = BulkPages::default();

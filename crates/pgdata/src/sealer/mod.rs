@@ -451,6 +451,7 @@ fn may_seal(sealed: Option<Lsn>, parsed: &ControlFile) -> bool {
 mod tests {
     use super::*;
 
+    // hazard: N11
     #[test]
     fn recovery_never_seals_and_a_shutdown_always_does() {
         let real = &include_bytes!("../../tests/control/16.pg_control")[..];

@@ -101,6 +101,7 @@ fn a_strict_log_answers_nothing_early() {
     assert_eq!((server.synced(), server.answered()), (end, end));
 }
 
+// hazard: ORDER-1
 #[test]
 fn syncs_of_an_ordered_log_overlap_and_are_durable_in_order() {
     let mut server = Server::new(true);
@@ -129,6 +130,7 @@ fn to_be_strict_again_keeps_what_was_answered_in_mind() {
     assert_eq!(server.synced(), second);
 }
 
+// hazard: ORDER-5
 #[test]
 fn only_segments_are_ordered_and_only_inside() {
     let mut server = Server::new(true);
@@ -150,6 +152,7 @@ fn only_segments_are_ordered_and_only_inside() {
 }
 
 /// A segment's file is made and synced ahead, while log before it is being synced.
+// hazard: ORDER-6
 #[test]
 fn a_sync_of_a_segment_made_ahead_says_nothing_of_the_log_before_it() {
     let mut server = Server::new(false);
@@ -174,6 +177,7 @@ fn a_log_that_cannot_be_followed_is_not_ordered() {
 }
 
 /// Nothing behind is confirmed, so commits would wait for ever.
+// hazard: ORDER-19
 #[test]
 fn a_log_that_is_stuck_is_known() {
     let mut server = Server::new(true);
@@ -190,6 +194,7 @@ fn a_log_that_is_stuck_is_known() {
 }
 
 /// PostgreSQL writes a page while other sessions still copy into it.
+// hazard: ORDER-19
 #[test]
 fn what_is_still_being_copied_on_the_last_page_is_not_stuck() {
     let mut server = Server::new(true);
@@ -218,6 +223,7 @@ fn what_is_still_being_copied_on_the_last_page_is_not_stuck() {
 }
 
 /// A large record is written page by page while it is copied.
+// hazard: ORDER-19
 #[test]
 fn a_record_whose_end_is_to_come_is_not_stuck() {
     let mut server = Server::new(true);
@@ -294,6 +300,7 @@ fn is_pending<F: Future>(future: std::pin::Pin<&mut F>) -> bool {
     matches!(future.poll(&mut cx), Poll::Pending)
 }
 
+// hazard: ORDER-2
 #[tokio::test]
 async fn a_seal_covers_what_was_answered_and_waits_until_that_is_durable() {
     let place = TempDir::new().unwrap();
@@ -318,6 +325,7 @@ async fn a_seal_covers_what_was_answered_and_waits_until_that_is_durable() {
     assert!(server.synced() > w);
 }
 
+// hazard: ORDER-3
 #[tokio::test]
 async fn a_control_file_waits_until_the_log_is_durable_that_it_may_name() {
     let place = TempDir::new().unwrap();
@@ -335,6 +343,7 @@ async fn a_control_file_waits_until_the_log_is_durable_that_it_may_name() {
     assert_eq!(view.seals().last().unwrap().end, server.synced());
 }
 
+// hazard: ORDER-23
 #[tokio::test]
 async fn nothing_waits_for_a_log_that_failed() {
     let place = TempDir::new().unwrap();

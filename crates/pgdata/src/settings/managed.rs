@@ -266,6 +266,7 @@ mod tests {
         }
     }
 
+    // hazard: MIRROR-44
     #[test]
     fn names() {
         for good in ["work_mem", "pg_prewarm.autoprewarm", "_x"] {

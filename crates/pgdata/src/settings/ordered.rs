@@ -75,6 +75,7 @@ mod tests {
         why_strict(&Configuration::parse([text]))
     }
 
+    // hazard: ORDER-9
     #[test]
     fn an_operators_standbys_slots_and_no_places_rule_it_out() {
         assert_eq!(why(""), None);
@@ -88,6 +89,7 @@ mod tests {
         assert!(why("max_wal_senders = 0\n").unwrap().contains("1 or more"));
     }
 
+    // hazard: ORDER-21
     #[test]
     fn so_do_commits_that_do_not_wait() {
         for early in ["local", "Off", "'no'", "false", "0"] {

@@ -125,6 +125,7 @@ fn the_first_record_is_found_behind_one_larger_than_the_window() {
 
 /// PostgreSQL writes a record that is larger than its buffers page by page. It was put together anew with
 /// each of them, on the thread that answers the database: minutes for this one.
+// hazard: WAL-4
 #[test]
 fn a_large_record_that_comes_page_by_page_is_put_together_once() {
     let log = log_of(&[10, 64 << 20, 20]);
@@ -142,6 +143,7 @@ fn a_large_record_that_comes_page_by_page_is_put_together_once() {
 
 /// The pages of a record were looked at when one of them was not all there, as when PostgreSQL syncs
 /// what is before it.
+// hazard: WAL-4
 #[test]
 fn pages_that_were_looked_at_may_come_again_with_more_on_them() {
     let log = log_of(&[10, 3 * PAGE, 20]);

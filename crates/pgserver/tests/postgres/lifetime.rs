@@ -75,6 +75,7 @@ async fn a_standby_answers_queries_and_is_promoted() {
 
 /// What a takeover writes down for whoever lost the answer to a COMMIT: all that had committed has ids below, and none below is
 /// given again.
+// hazard: NODE-8
 #[tokio::test]
 async fn the_end_of_a_standbys_snapshot_is_between_what_committed_and_what_is_given_next() {
     let mut cluster = Cluster::new();
@@ -132,6 +133,7 @@ async fn the_end_of_a_standbys_snapshot_is_between_what_committed_and_what_is_gi
 }
 
 /// A signal was sent once, before the trigger could be seen, and nobody sent another: the takeover waited for a minute.
+// hazard: PAGE-14
 #[tokio::test]
 async fn a_promotion_is_asked_for_until_it_begins() {
     let cluster = Cluster::new();
@@ -148,6 +150,7 @@ async fn a_promotion_is_asked_for_until_it_begins() {
 }
 
 /// The session that the agent asked on was ended by somebody, and with it the takeover.
+// hazard: NODE-1
 #[tokio::test]
 async fn a_promotion_outlives_the_sessions_that_ask_for_it() {
     let cluster = Cluster::new();
@@ -169,6 +172,7 @@ async fn a_promotion_outlives_the_sessions_that_ask_for_it() {
 }
 
 /// A server that was full of clients let the agent in no more: it was taken for one that is not promoted, and killed.
+// hazard: NODE-18
 #[tokio::test]
 async fn a_promotion_is_seen_by_a_session_from_before_when_clients_have_all_connections() {
     let mut cluster = Cluster::new();
@@ -199,6 +203,7 @@ async fn a_promotion_is_seen_by_a_session_from_before_when_clients_have_all_conn
 }
 
 /// A takeover waited two minutes for a standby whose replay somebody had paused, and threw it away then.
+// hazard: NODE-9
 #[tokio::test]
 async fn a_replay_that_was_paused_is_resumed_once() {
     let cluster = Cluster::new();
@@ -214,6 +219,7 @@ async fn a_replay_that_was_paused_is_resumed_once() {
 }
 
 /// A signal that comes before the server listens for it ended the server.
+// hazard: NODE-1
 #[tokio::test]
 async fn a_reload_right_after_the_start_does_no_harm() {
     let cluster = Cluster::new();
@@ -244,6 +250,7 @@ async fn waiting_for_a_promotion_that_nobody_asked_for_ends() {
     assert!(matches!(error, PostgresError::Timeout { .. }), "{error}");
 }
 
+// hazard: N13
 #[tokio::test]
 async fn client_sessions_are_ended_and_ours_are_not() {
     let cluster = Cluster::new();

@@ -230,6 +230,7 @@ mod tests {
         }
     }
 
+    // hazard: PROXY-29
     #[test]
     fn an_active_of_an_older_epoch_is_not_enough() {
         let mut topology = Topology::default();

@@ -177,6 +177,7 @@ mod tests {
     use super::*;
 
     /// It was taken for the active of epoch 3 and may be that of epoch 5: epoch 4 has less.
+    // hazard: PROXY-12
     #[test]
     fn the_active_of_another_epoch_may_have_less_than_one_that_was_not_certain() {
         let mut seen = Seen::default();

@@ -169,6 +169,7 @@ mod tests {
     use super::*;
 
     /// A read on a standby whose host has vanished would wait for its answer for ever.
+    // hazard: PROXY-47
     #[tokio::test]
     async fn the_kernel_asks_whether_a_silent_server_is_there() {
         let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await;

@@ -97,6 +97,7 @@ async fn statements_follow_a_client_from_server_to_server() {
 }
 
 /// The proxy's own question about a failed transaction fails as well, maybe after the client has sent its `COMMIT`.
+// hazard: PROXY-38
 #[tokio::test(flavor = "multi_thread")]
 async fn a_failed_transaction_ends_without_another_error() {
     let site = Site::start("auth = \"trust\"").await;
@@ -114,6 +115,7 @@ async fn a_failed_transaction_ends_without_another_error() {
 }
 
 /// What a client asked for when it connected is what `RESET` goes back to, on whatever server.
+// hazard: PROXY-39
 #[tokio::test(flavor = "multi_thread")]
 async fn a_reset_goes_back_to_what_the_startup_message_said() {
     let site = Site::start("auth = \"trust\"\npool_mode = \"transaction\"\npool_size = 1").await;
@@ -210,6 +212,7 @@ async fn signal_twice(listener: tokio::net::TcpListener, socket: std::path::Path
 
 /// The one connection to the server goes from a client whose statement was cancelled to the next only when the request has
 /// been carried out. (What it may strike otherwise was seen as an INSERT of another client that was cancelled.)
+// hazard: PROXY-30
 #[tokio::test(flavor = "multi_thread")]
 async fn a_cancel_request_strikes_nobody_else() {
     let server = Server::init("fsync = off");
@@ -333,6 +336,7 @@ async fn newer_protocols_have_longer_keys() {
 }
 
 /// Two clients take turns on one connection: each finds what it has set, and nothing else.
+// hazard: PROXY-41
 #[tokio::test(flavor = "multi_thread")]
 async fn settings_are_made_again_as_they_were() {
     let site = Site::start("auth = \"trust\"\npool_mode = \"transaction\"\npool_size = 1").await;
@@ -396,6 +400,7 @@ async fn nobody_gets_what_another_has_left() {
 }
 
 /// The client closes the statement and prepares it again, as drivers do. All others have it under the same name.
+// hazard: PROXY-43
 #[tokio::test(flavor = "multi_thread")]
 async fn a_prepared_statement_outlives_a_change_of_its_table() {
     let site = Site::start("auth = \"trust\"\npool_mode = \"transaction\"\npool_size = 1").await;
@@ -426,6 +431,7 @@ async fn a_prepared_statement_outlives_a_change_of_its_table() {
 
 /// A client that asked for something else was told the date style of whoever had had the connection before; drivers that
 /// depend on one end the connection then.
+// hazard: PROXY-58
 #[tokio::test(flavor = "multi_thread")]
 async fn a_client_is_greeted_with_its_own_settings() {
     use tokio::io::{AsyncReadExt, AsyncWriteExt};

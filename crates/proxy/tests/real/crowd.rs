@@ -200,6 +200,7 @@ async fn harm(address: SocketAddr) -> Vec<TcpStream> {
     held
 }
 
+// hazard: PROXY-36
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 #[ignore = "opens 10,000 connections; run by make test-crowd"]
 async fn ten_thousand_clients_are_served_beside_those_who_mean_harm() {

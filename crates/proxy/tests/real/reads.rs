@@ -154,6 +154,7 @@ fn metric(site: &Site, name: &str) -> u64 {
 }
 
 /// What is known of a function may be old. If it writes by now the standby refuses it, and the active runs it, once.
+// hazard: PROXY-20
 #[tokio::test(flavor = "multi_thread")]
 async fn a_function_that_writes_by_now_runs_on_the_active() {
     let site = Site::start("auth = \"trust\"\n[reads]\nmode = \"any\"").await;
@@ -201,6 +202,7 @@ async fn a_function_that_writes_by_now_runs_on_the_active() {
 }
 
 /// The next client ran as the tenant of the one before, and two had the same lock, on two servers.
+// hazard: PROXY-49
 #[tokio::test(flavor = "multi_thread")]
 async fn a_transaction_that_only_reads_leaves_nothing_on_the_standby() {
     for pool_mode in ["transaction", "session"] {
@@ -236,6 +238,7 @@ async fn a_transaction_that_only_reads_leaves_nothing_on_the_standby() {
 
 /// A view calls a function that writes: its read is asked about as what it is, and so is that of a view above it, and of a table
 /// whose policy does.
+// hazard: PROXY-63
 #[tokio::test(flavor = "multi_thread")]
 async fn what_writes_when_it_is_read_is_found_in_the_catalog() {
     let site = Site::start("auth = \"trust\"").await;

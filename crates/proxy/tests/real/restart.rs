@@ -221,11 +221,13 @@ async fn goes_unnoticed(mode: &str) {
     assert_eq!(service.server.sql(&[locks]), "10");
 }
 
+// hazard: PROXY-23
 #[tokio::test(flavor = "multi_thread")]
 async fn a_restart_is_not_noticed_in_transaction_mode() {
     goes_unnoticed("transaction").await;
 }
 
+// hazard: PROXY-31
 #[tokio::test(flavor = "multi_thread")]
 async fn a_restart_is_not_noticed_in_session_mode() {
     goes_unnoticed("session").await;
@@ -295,6 +297,7 @@ async fn a_restart_keeps_clients_of_the_unix_socket() {
 }
 
 /// A new version that cannot run, and one that is no proxy at all: the process goes on, and the next restart works.
+// hazard: PROXY-26
 #[tokio::test(flavor = "multi_thread")]
 async fn a_successor_that_cannot_run_changes_nothing() {
     let mut service = Service::start("pool_mode = \"transaction\"").await;
@@ -349,6 +352,7 @@ async fn interrupt_restart(service: &Service, after: Duration) -> bool {
 }
 
 /// A successor is killed at whatever step it is: up to where it serves, that costs nobody anything.
+// hazard: PROXY-24, PROXY-26
 #[tokio::test(flavor = "multi_thread")]
 async fn a_successor_that_dies_leaves_everything_as_it_was() {
     let configuration = "pool_mode = \"transaction\"\npool_size = 20";
@@ -379,6 +383,7 @@ async fn a_successor_that_dies_leaves_everything_as_it_was() {
 }
 
 /// Whoever was not asked to take over, or offers what this version does not read, is refused.
+// hazard: PROXY-28
 #[test]
 fn another_format_is_refused() {
     let directory = tempfile::tempdir().expect("a directory");

@@ -15,6 +15,7 @@ async fn number(client: &Client, text: &str) -> i64 {
     client.query_one(text, &[]).await.expect(text).get(0)
 }
 
+// hazard: PROXY-14
 #[tokio::test(flavor = "multi_thread")]
 async fn idle_sessions_and_open_transactions_go_on() {
     for mode in MODES {
@@ -149,6 +150,7 @@ async fn in_block(client: &Client, value: i64) -> Result<(), tokio_postgres::Err
     client.batch_execute("COMMIT").await
 }
 
+// hazard: PROXY-2
 #[tokio::test(flavor = "multi_thread")]
 async fn no_commit_is_lost_or_told_wrongly() {
     for mode in MODES {
@@ -222,6 +224,7 @@ async fn no_commit_is_lost_or_told_wrongly() {
 }
 
 /// What was committed before `AND CHAIN` was run again with what came behind it.
+// hazard: PROXY-3
 #[tokio::test(flavor = "multi_thread")]
 async fn what_a_chain_has_committed_is_there_once() {
     let site = Site::start("auth = \"trust\"").await;

@@ -133,6 +133,7 @@ async fn is_encrypted(client: &Client) -> bool {
     client.query_one(text, &[]).await.expect("answers").get(0)
 }
 
+// hazard: PROXY-34
 #[tokio::test(flavor = "multi_thread")]
 async fn servers_prove_as_much_as_they_are_asked() {
     let authority = Authority::new();
@@ -181,6 +182,7 @@ async fn servers_prove_as_much_as_they_are_asked() {
 }
 
 /// The server accepts nothing that is not encrypted: so whatever works is.
+// hazard: PROXY-34
 #[tokio::test(flavor = "multi_thread")]
 async fn whatever_goes_to_a_server_is_encrypted() {
     let authority = Authority::new();
@@ -292,6 +294,7 @@ pub async fn encrypt(socket: TcpSocket, proxy: SocketAddr) -> Stream {
     client.connect(stream, &address).await.expect("encrypts")
 }
 
+// hazard: PROXY-22
 #[tokio::test(flavor = "multi_thread")]
 async fn passwords_are_proved_over_the_channel_that_the_client_sees() {
     let place = Place::new(None);
@@ -356,6 +359,7 @@ async fn read_answer(stream: &mut Stream, least_bytes: usize) {
 
 /// What waits for the network at the end of an answer is sent when the network takes it. The network takes a few megabytes
 /// before it makes its writer wait, so one of these answers ends just after that.
+// hazard: PROXY-35
 #[tokio::test(flavor = "multi_thread")]
 async fn who_reads_an_encrypted_answer_late_gets_all_of_it() {
     let place = Place::new(None);

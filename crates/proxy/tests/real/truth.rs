@@ -57,6 +57,7 @@ const WRITES: &[&str] = &[
 ];
 
 /// Each of them wrote, and was run again after a takeover, because no function was named.
+// hazard: PROXY-65
 #[tokio::test(flavor = "multi_thread")]
 async fn whatever_writes_asks_for_its_id() {
     let site = Site::start("auth = \"trust\"").await;
@@ -106,6 +107,7 @@ async fn whatever_writes_asks_for_its_id() {
 }
 
 /// A function of its own sets what row security depends on. The next client of the connection read its rows.
+// hazard: PROXY-67
 #[tokio::test(flavor = "multi_thread")]
 async fn row_security_holds_whatever_sets_the_tenant() {
     for pool_mode in MODES {
@@ -186,6 +188,7 @@ const MAKES: &[&str] = &[
 ];
 
 /// Two leaders had the lock, each on a server of its own, and neither was told.
+// hazard: PROXY-72
 #[tokio::test(flavor = "multi_thread")]
 async fn what_a_function_makes_binds_the_session_or_goes_along() {
     for mode in MODES {
@@ -225,6 +228,7 @@ async fn what_a_function_makes_binds_the_session_or_goes_along() {
 }
 
 /// The remote server had two rows, or a client was told to try again.
+// hazard: PROXY-66
 #[tokio::test(flavor = "multi_thread")]
 async fn what_reaches_out_is_not_run_again_and_said_so() {
     let site = Site::start("auth = \"trust\"").await;
@@ -300,6 +304,7 @@ async fn what_reaches_out_is_not_run_again_and_said_so() {
 
 /// One process of the server is killed, as by the kernel when memory is short: PostgreSQL ends all sessions and recovers. Nobody
 /// hears of it.
+// hazard: PROXY-73
 #[tokio::test(flavor = "multi_thread")]
 async fn a_server_that_dies_in_its_own_words_is_lost() {
     for mode in MODES {

@@ -106,6 +106,7 @@ async fn a_copy_that_fails_in_the_middle_leaves_nothing_behind() {
 }
 
 /// The server is asked for what comes before a `COMMIT` in the same pipeline first; the client sees nothing of that.
+// hazard: PROXY-6
 #[tokio::test(flavor = "multi_thread")]
 async fn a_pipeline_is_answered_as_it_was_sent() {
     let site = Site::start("auth = \"trust\"").await;
@@ -142,6 +143,7 @@ async fn a_pipeline_is_answered_as_it_was_sent() {
 }
 
 /// By itself it runs in a transaction of the proxy's, which its client does not see.
+// hazard: PROXY-5
 #[tokio::test(flavor = "multi_thread")]
 async fn a_copy_of_what_is_written_is_answered_as_any() {
     let site = Site::start("auth = \"trust\"").await;
@@ -163,6 +165,7 @@ async fn a_copy_of_what_is_written_is_answered_as_any() {
 }
 
 /// What the server had skipped behind an error was taken to be there: every later write on that connection failed.
+// hazard: PROXY-51
 #[tokio::test(flavor = "multi_thread")]
 async fn an_error_in_a_pipeline_spoils_no_connection() {
     for mode in ["session", "transaction"] {
@@ -220,6 +223,7 @@ fn until(site: &Site, query: &str, answer: &str) {
 }
 
 /// The client was told that the wait was cancelled, and waited for the end of its query; the server waited for data.
+// hazard: ORDER-11
 #[tokio::test(flavor = "multi_thread")]
 async fn a_copy_behind_a_commit_whose_wait_was_cancelled_gets_no_data() {
     const CANCEL: &str =

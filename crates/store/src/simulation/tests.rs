@@ -33,6 +33,7 @@ const SIMULATION: Simulation<Flaw> = Simulation {
     run: Schedule::run,
 };
 
+// hazard: ZONE-45
 #[test]
 fn zones_keep_what_they_acknowledge() {
     SIMULATION.keeps_promises(1000);
@@ -43,6 +44,7 @@ fn a_seed_gives_the_same_history_every_time() {
     SIMULATION.repeats(10);
 }
 
+// hazard: ZONE-45
 #[test]
 fn every_flaw_is_caught() {
     SIMULATION.catches_flaws(300);

@@ -111,6 +111,7 @@ fn more_than_a_block_is_refused_before_memory_is_taken_for_it() {
 
 /// A sector of the disk went bad under a block that a write began with. The write was refused as one whose block cannot be
 /// told for now, and sent again for ever, although as a whole it needs nothing of what is there.
+// hazard: D4
 #[test]
 fn a_base_that_cannot_be_read_is_answered_as_a_missing_one() {
     let engine = MemoryEngine::default();

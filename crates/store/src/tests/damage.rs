@@ -72,6 +72,7 @@ fn a_damaged_block_is_said_to_be_and_can_be_written_again() {
 
 /// What a client sent on a connection that it has given up since may still be on its way. It was sent again on the
 /// next one, with what is newer; the damaged copy of that has no version any more that would tell.
+// hazard: ZONE-38
 #[test]
 fn a_late_write_of_a_connection_given_up_does_not_replace_a_damaged_block() {
     let t = TestZone::new();
@@ -153,6 +154,7 @@ fn a_damaged_store_is_refused_with_what_to_do() {
     assert!(kept, "what was cut off is left for whoever looks into it");
 }
 
+// hazard: ZONE-40
 #[test]
 fn a_directory_of_a_format_before_is_taken_up() {
     for before in ["understudy-zone 2", "understudy-zone 3"] {
@@ -186,6 +188,7 @@ fn a_directory_of_another_format_is_refused() {
 }
 
 /// A record of the directory that a newer release had written was called damage, with the advice to throw the zone away.
+// hazard: U3
 #[test]
 fn what_is_not_understood_is_not_called_damaged() {
     let dir = tempfile::tempdir().unwrap();
@@ -210,6 +213,7 @@ fn what_is_not_understood_is_not_called_damaged() {
 
 /// A newer release's files were looked at with the rules of this one, which may cut off what they do not understand, before
 /// anybody asked which format it has.
+// hazard: U3
 #[test]
 fn a_directory_of_a_newer_format_is_not_touched() {
     let dir = tempfile::tempdir().unwrap();

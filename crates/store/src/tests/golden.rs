@@ -81,6 +81,7 @@ fn read_all(client: &mut Client) {
     assert_eq!(record(client, "gone"), Some(None), "a tombstone");
 }
 
+// hazard: U3
 #[test]
 fn a_directory_of_release_0_1_is_read_and_answered() {
     let zone = unpacked();

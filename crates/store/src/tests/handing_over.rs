@@ -81,6 +81,7 @@ fn engine(dir: &std::path::Path) -> DiskEngine {
     engine
 }
 
+// hazard: ZONE-42
 #[test]
 fn reads_find_the_same_before_and_after_and_when_it_is_opened_again() {
     let dir = tempfile::tempdir().unwrap();

@@ -33,6 +33,7 @@ fn serves_others(t: &TestZone) {
 }
 
 /// A record of a mebibyte weighed 256 bytes in the queue: as many as a client sent were taken.
+// hazard: ZONE-43
 #[test]
 fn records_that_wait_for_the_disk_are_weighed() {
     let engine = MemoryEngine::default();
@@ -65,6 +66,7 @@ fn records_that_wait_for_the_disk_are_weighed() {
 }
 
 /// Answers were counted, up to 100,000, each with a block.
+// hazard: ZONE-43
 #[test]
 fn blocks_that_nobody_takes_are_weighed() {
     let t = TestZone::new();
@@ -80,6 +82,7 @@ fn blocks_that_nobody_takes_are_weighed() {
     serves_others(&t);
 }
 
+// hazard: ZONE-43
 #[test]
 fn inventories_that_nobody_takes_are_bounded() {
     let t = TestZone::new();
@@ -149,6 +152,7 @@ fn connections_of_a_volume_are_bounded() {
 }
 
 /// After a start the janitor looks at every block of every volume. A scrub of another zone's rebuild waited for it.
+// hazard: ZONE-44
 #[test]
 fn an_inventory_waits_for_no_scan() {
     let engine = MemoryEngine::default();

@@ -75,6 +75,7 @@ fn a_client_of_the_version_before_is_answered_as_before() {
 }
 
 /// One server under two addresses: k = 2 would be one disk.
+// hazard: ZONE-1
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn one_store_under_two_addresses_counts_once() {
     let zones = three_zones().await;
@@ -104,6 +105,7 @@ async fn one_store_under_two_addresses_counts_once() {
 
 /// Node north listed [a, b, d] and node south [a, b, c]: what a and d acknowledged was lost once south went on with b
 /// and c. Who counts is recorded now, and whoever lists somebody else is refused.
+// hazard: ZONE-2
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_configuration_with_another_zone_is_refused() {
     let zones = three_zones().await;
@@ -131,6 +133,7 @@ async fn a_configuration_with_another_zone_is_refused() {
 }
 
 /// A zone is exchanged while blocks are written; its successor has all of them, and clients find it.
+// hazard: ZONE-3
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_store_is_exchanged_and_others_grow_and_shrink_the_volume() {
     let zones = three_zones().await;
@@ -210,6 +213,7 @@ async fn a_store_is_exchanged_and_others_grow_and_shrink_the_volume() {
 }
 
 /// A zone's directory was put back to what it was an hour ago: it is one more to be rebuilt, not one that votes.
+// hazard: ZONE-4, ZONE-9, ZONE-10
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_store_that_went_back_is_rebuilt() {
     let mut zones = three_zones().await;
@@ -281,6 +285,7 @@ async fn a_store_that_went_back_is_rebuilt() {
 
 /// Two who make one volume at the same time list other zones: both were told that it is made, and each counted quorums that
 /// the other one's did not meet.
+// hazard: ZONE-15
 #[test]
 fn a_volume_that_is_made_with_other_zones_is_not_the_same() {
     let zone = TestZone::new();

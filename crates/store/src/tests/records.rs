@@ -144,6 +144,7 @@ fn a_volume_is_made_once() {
 }
 
 /// A node of release 0.1 does not look at the number of what may be written: it owned the epoch, and could not go on.
+// hazard: U2
 #[test]
 fn who_does_not_read_what_may_be_written_owns_no_epoch_and_is_not_let_in() {
     let t = TestZone::new();

@@ -45,6 +45,7 @@ fn put_record(seq: u64) -> Request {
 
 /// The read of the stored version failed, the block counted as missing, and an older write that was sent again took
 /// the place of the newer one, which had been acknowledged.
+// hazard: ZONE-36
 #[test]
 fn an_older_write_does_not_replace_what_cannot_be_read() {
     let (engine, t, mut c) = stored();
@@ -63,6 +64,7 @@ fn an_older_write_does_not_replace_what_cannot_be_read() {
     t.zone.failure().unwrap();
 }
 
+// hazard: ZONE-36
 #[test]
 fn who_asks_what_cannot_be_read_is_told_to_ask_again() {
     let (engine, t, mut c) = stored();
@@ -101,6 +103,7 @@ fn who_asks_what_cannot_be_read_is_told_to_ask_again() {
     t.zone.failure().unwrap();
 }
 
+// hazard: ZONE-36
 #[test]
 fn what_is_to_be_given_back_is_given_back_once_files_can_be_read() {
     let (engine, t, mut c) = stored();

@@ -349,6 +349,7 @@ pub(super) mod tests {
     }
 
     /// Anybody could say that he is the other host, and be sent the machine's memory.
+    // hazard: VM-35
     #[test]
     fn a_host_that_other_machines_reach_needs_certificates() -> anyhow::Result<()> {
         assert!(load(file_of_host("127.0.0.1:7400")?.path()).is_ok());

@@ -150,7 +150,7 @@ pub async fn check_all(restored: &Elsewhere, history: &History) -> Result<()> {
     Ok(())
 }
 
-// ST4
+// hazard: ST4
 #[tokio::test(flavor = "multi_thread")]
 #[ignore = "system test: make test-system"]
 async fn a_plain_archive_has_no_gap_after_five_takeovers() -> Result<()> {
@@ -253,7 +253,7 @@ pub fn wanted<N: FromStr>((variable, usual): (&str, N)) -> Result<N, N::Err> {
     std::env::var(variable).map_or(Ok(usual), |number| number.parse())
 }
 
-// ST4
+// hazard: ST4
 #[tokio::test(flavor = "multi_thread")]
 #[ignore = "system test: make test-system"]
 async fn pgbackrest_restores_what_was_backed_up_over_takeovers() -> Result<()> {

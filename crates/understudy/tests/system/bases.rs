@@ -32,6 +32,7 @@ const IMAGES_MAX: usize = 16;
 /// Pause between two rounds, so that others have the processors.
 const BETWEEN_ROUNDS: Duration = Duration::from_millis(100);
 
+// hazard: N3
 #[tokio::test(flavor = "multi_thread")]
 #[ignore = "system test: make test-system"]
 async fn the_base_follows_and_readers_see_nothing_of_it() -> Result<()> {

@@ -22,6 +22,7 @@ const DEAD_BYTES: u64 = 1 << 20;
 /// The dead branch is on one zone: a megabyte and a commit that was never acknowledged. A takeover without that
 /// zone ends the log before it. From then on the zone is part of every quorum: of a standby that attaches before
 /// the fork, of a takeover on the next timeline, and of one that begins with the same seal as the first.
+// hazard: WAL-3
 #[tokio::test(flavor = "multi_thread")]
 #[ignore = "system test: make test-system"]
 async fn log_that_a_dead_epoch_left_behind_the_takeover_is_never_replayed() -> Result<()> {

@@ -4,6 +4,7 @@ use anyhow::{Context, Result, ensure};
 
 use crate::stage::{Stage, TIMEOUT};
 
+// hazard: D1
 #[tokio::test(flavor = "multi_thread")]
 #[ignore = "system test: make test-system"]
 async fn pages_are_whole_for_whoever_takes_over() -> Result<()> {

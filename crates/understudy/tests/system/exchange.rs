@@ -63,6 +63,7 @@ async fn listens(address: &str) -> Result<()> {
 
 /// Three zones, then another third one, then five, then three others: clients notice nothing, and what they were told is
 /// kept by those who are left.
+// hazard: ZONE-3, ZONE-22
 #[tokio::test(flavor = "multi_thread")]
 #[ignore = "system test: make test-system"]
 async fn zones_are_exchanged_under_load_and_clients_see_no_error() -> Result<()> {
@@ -107,6 +108,7 @@ async fn zones_are_exchanged_under_load_and_clients_see_no_error() -> Result<()>
 
 /// An exchange is cut off by the deaths of the active, of the newcomer and of another zone; whoever takes over goes on
 /// with it, and the same command watches it to its end.
+// hazard: ZONE-3
 #[tokio::test(flavor = "multi_thread")]
 #[ignore = "system test: make test-system"]
 async fn an_exchange_outlives_the_active_and_zones() -> Result<()> {
@@ -144,6 +146,7 @@ async fn an_exchange_outlives_the_active_and_zones() -> Result<()> {
 
 /// Node north lists zones a, b and d, node south a, b and c: what a and d acknowledged was lost once south served with b
 /// and c. A node that lists a stranger says so and does not serve.
+// hazard: ZONE-2
 #[tokio::test(flavor = "multi_thread")]
 #[ignore = "system test: make test-system"]
 async fn a_node_that_lists_another_zone_is_refused() -> Result<()> {
@@ -189,6 +192,7 @@ async fn a_node_that_lists_another_zone_is_refused() -> Result<()> {
 }
 
 /// A zone's directory was put back to a copy: the zone is rebuilt before it counts.
+// hazard: ZONE-4
 #[tokio::test(flavor = "multi_thread")]
 #[ignore = "system test: make test-system"]
 async fn a_zone_on_an_old_copy_of_its_directory_is_rebuilt() -> Result<()> {

@@ -14,6 +14,7 @@ use understudy::demo::takeover::Takeover;
 
 use crate::stage::{Stage, TIMEOUT};
 
+// hazard: H4
 #[tokio::test(flavor = "multi_thread")]
 #[ignore = "system test: make test-system"]
 async fn two_kills_in_a_row_lose_nothing_and_the_dead_come_back() -> Result<()> {
@@ -112,6 +113,7 @@ pub async fn open_transactions(server: &Server) -> Result<Vec<Client>> {
     Ok(sessions)
 }
 
+// hazard: H9
 #[tokio::test(flavor = "multi_thread")]
 #[ignore = "system test: make test-system"]
 async fn a_killed_postmaster_is_replaced() -> Result<()> {
@@ -123,6 +125,7 @@ async fn a_killed_postmaster_is_replaced() -> Result<()> {
     stage.verify().await
 }
 
+// hazard: H4
 #[tokio::test(flavor = "multi_thread")]
 #[ignore = "system test: make test-system"]
 async fn all_nodes_killed_and_started_again() -> Result<()> {
@@ -142,6 +145,7 @@ async fn all_nodes_killed_and_started_again() -> Result<()> {
 
 /// Every signal makes the postmaster look for the trigger of its promotion. That it had found none was kept by the
 /// kernel for ten seconds, and the agent's one signal was lost in them: the takeover failed after a minute.
+// hazard: PAGE-14
 #[tokio::test(flavor = "multi_thread")]
 #[ignore = "system test: make test-system"]
 async fn a_standby_flooded_with_signals_is_promoted_as_soon_as_any() -> Result<()> {

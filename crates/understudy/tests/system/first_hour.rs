@@ -32,6 +32,7 @@ fn log_of(stage: &Stage, node: &str) -> Result<String> {
 
 /// What a node has on its server's command line stood otherwise in its files: the parameter waited for a restart for good,
 /// each reload was complained of, and a base backup did not start elsewhere ("insufficient parameter settings").
+// hazard: ST3
 #[tokio::test(flavor = "multi_thread")]
 #[ignore = "system test: make test-system"]
 async fn own_parameters_are_in_the_files_that_a_reload_and_a_backup_read() -> Result<()> {
@@ -83,6 +84,7 @@ async fn ask_backup(backup: &Server) -> Result<(i64, String)> {
 
 /// A restart right behind an edit began with the old file, and the change stayed pending. A standby on which it is pending
 /// would take over without it.
+// hazard: ST2
 #[tokio::test(flavor = "multi_thread")]
 #[ignore = "system test: make test-system"]
 async fn a_restart_right_behind_an_edit_has_the_new_value() -> Result<()> {
@@ -141,6 +143,7 @@ fn other_host(place: &Path) -> Result<String> {
 }
 
 /// Standbys read the same index blocks, so a takeover by another C library would change the order of the only copy.
+// hazard: ST1
 #[tokio::test(flavor = "multi_thread")]
 #[ignore = "system test: make test-system"]
 async fn a_node_that_sorts_otherwise_takes_over_only_if_that_is_accepted() -> Result<()> {

@@ -10,6 +10,7 @@ use tokio_postgres::Client;
 
 use crate::stage::{TIMEOUT, program};
 
+// hazard: NODE-8
 #[tokio::test(flavor = "multi_thread")]
 #[ignore = "system test: make test-system"]
 async fn horizons_separate_what_committed_from_what_is_given_next() -> Result<()> {

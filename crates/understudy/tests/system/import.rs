@@ -18,6 +18,7 @@ use crate::stage::{TIMEOUT, program};
 /// A file that takes a while to copy.
 const BALLAST_BYTES: usize = 256 << 20;
 
+// hazard: SEAL-3
 #[tokio::test(flavor = "multi_thread")]
 #[ignore = "system test: make test-system"]
 async fn a_killed_import_leaves_nothing_and_is_repeated() -> Result<()> {

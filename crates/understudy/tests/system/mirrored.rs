@@ -12,6 +12,7 @@ use cluster::scratch::Scratch;
 use crate::stage::{TIMEOUT, program};
 
 /// The primary's machine is lost with its disk, and comes back; then whatever else the seed chooses.
+// hazard: MIRROR-47
 #[test]
 #[ignore = "system test: make test-system"]
 fn nothing_is_lost_with_a_machine_or_its_disk() -> Result<()> {
@@ -48,6 +49,7 @@ fn nothing_is_lost_with_a_machine_or_its_disk() -> Result<()> {
 
 /// The log is all that a mirror has in its zones, and nobody scrubbed it: a zone that had lost its disk never counted again, and
 /// with the next one the mirror was lost.
+// hazard: MIRROR-57
 #[tokio::test(flavor = "multi_thread")]
 #[ignore = "system test: make test-system"]
 async fn a_zone_that_lost_its_disk_counts_again() -> Result<()> {

@@ -56,6 +56,7 @@ async fn kills_lose_nothing_that_was_acknowledged() -> Result<()> {
     stage.verify().await
 }
 
+// hazard: ORDER-4, ORDER-15
 #[tokio::test(flavor = "multi_thread")]
 #[ignore = "system test: make test-system"]
 async fn planned_work_ends_with_nothing_that_waits() -> Result<()> {
@@ -111,6 +112,7 @@ fn hold_zones(stage: &mut Stage, hold: bool) -> Result<()> {
     Ok(())
 }
 
+// hazard: ORDER-10
 #[tokio::test(flavor = "multi_thread")]
 #[ignore = "system test: make test-system"]
 async fn a_wait_that_is_cancelled_is_told_apart() -> Result<()> {
@@ -179,6 +181,7 @@ async fn a_wait_that_is_cancelled_is_told_apart() -> Result<()> {
     stage.verify().await
 }
 
+// hazard: ORDER-8
 #[tokio::test(flavor = "multi_thread")]
 #[ignore = "system test: make test-system"]
 async fn nobody_else_is_sent_the_log() -> Result<()> {
@@ -241,6 +244,7 @@ async fn wait_strict(stage: &Stage) -> Result<String> {
     }
 }
 
+// hazard: ORDER-13
 #[tokio::test(flavor = "multi_thread")]
 #[ignore = "system test: make test-system"]
 async fn a_server_that_refuses_the_agent_gets_a_strict_log() -> Result<()> {
@@ -259,6 +263,7 @@ async fn a_server_that_refuses_the_agent_gets_a_strict_log() -> Result<()> {
 
 /// A session with temporary tables drops them as it ends, and its commit waited for a confirmation that nobody could
 /// give: PostgreSQL did not stop for a minute.
+// hazard: NODE-26, ORDER-14
 #[tokio::test(flavor = "multi_thread")]
 #[ignore = "system test: make test-system"]
 async fn a_server_that_refuses_the_agent_stops_although_sessions_cannot_end() -> Result<()> {

@@ -43,6 +43,7 @@ async fn commit(stage: &mut Stage, name: &str) -> Result<()> {
 /// PostgreSQL reads the state of a prepared transaction from the log when it is promoted, unless a restartpoint has written it into a
 /// file. The segment was gone, the promotion failed ("requested WAL segment has already been removed"), and the node began at a seal:
 /// nothing was lost, but nobody served for eight seconds, and commits in doubt stayed unknown.
+// hazard: NODE-15
 #[tokio::test(flavor = "multi_thread")]
 #[ignore = "system test: make test-system"]
 async fn a_transaction_whose_log_was_removed_outlives_takeovers() -> Result<()> {

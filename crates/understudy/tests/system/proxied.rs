@@ -169,6 +169,7 @@ async fn look(client: Client, counted: Arc<Counted>) -> Result<()> {
 
 /// A standby shows a commit as soon as its log is durable; the active does when its server process gets to it, and here that
 /// stands still. Who reads on the active waits until it shows what the standby has shown.
+// hazard: PROXY-16
 #[tokio::test(flavor = "multi_thread")]
 #[ignore = "system test: make test-system"]
 async fn strong_reads_on_the_active_miss_nothing_that_a_standby_showed() -> Result<()> {
@@ -264,6 +265,7 @@ async fn reads(counted: &Counted, more: i64) -> Result<()> {
 
 /// Standbys answer, and no read is older than what was acknowledged before it: while the standby is started again, while the
 /// active stands still until another one takes over, and when it goes on as if nothing had happened.
+// hazard: PROXY-18
 #[tokio::test(flavor = "multi_thread")]
 #[ignore = "system test: make test-system"]
 async fn strong_reads_miss_nothing() -> Result<()> {

@@ -203,6 +203,7 @@ const ROUNDS: (&str, usize) = ("UNDERSTUDY_TEST_ROUNDS", 3);
 const MOMENTS: (&str, usize) = ("UNDERSTUDY_TEST_MOMENTS", 1);
 
 // BK1
+// hazard: BACKUP-1, BACKUP-2
 #[tokio::test(flavor = "multi_thread")]
 #[ignore = "system test: make test-system"]
 async fn any_moment_is_restored_over_takeovers() -> Result<()> {
@@ -302,6 +303,7 @@ fn files(directory: &Path) -> Result<Vec<PathBuf>> {
 }
 
 // BK2
+// hazard: BACKUP-3, BACKUP-4, BACKUP-6, BACKUP-9, BACKUP-14
 #[tokio::test(flavor = "multi_thread")]
 #[ignore = "system test: make test-system"]
 async fn a_backup_with_one_bit_changed_or_an_object_missing_is_told() -> Result<()> {
@@ -362,6 +364,7 @@ async fn a_backup_with_one_bit_changed_or_an_object_missing_is_told() -> Result<
 }
 
 // BK3
+// hazard: BACKUP-7, BACKUP-13
 #[tokio::test(flavor = "multi_thread")]
 #[ignore = "system test: make test-system"]
 async fn agents_archive_in_turns_and_a_drill_shows_that_it_can_be_restored() -> Result<()> {

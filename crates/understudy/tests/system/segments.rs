@@ -18,6 +18,7 @@ const PAGE_BYTES: u64 = 8192;
 /// By the index: the pages in between are empty.
 const QUESTION: &str = "SELECT count(*) || ' ' || sum(n) || ' ' || md5(string_agg(word, '' ORDER BY n)) || ' ' || pg_relation_size('wide') FROM wide WHERE n > 0";
 
+// hazard: H10
 #[tokio::test(flavor = "multi_thread")]
 #[ignore = "system test: make test-system"]
 async fn a_table_of_two_segments_goes_through_takeovers() -> Result<()> {

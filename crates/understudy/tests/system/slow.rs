@@ -44,6 +44,7 @@ async fn a_standby_far_behind_skips_and_can_take_over() -> Result<()> {
 }
 
 /// The takeover waited two minutes for a replay that nobody resumed, and then threw the standby away.
+// hazard: NODE-9
 #[tokio::test(flavor = "multi_thread")]
 #[ignore = "system test: make test-system"]
 async fn a_standby_whose_replay_is_paused_takes_over() -> Result<()> {

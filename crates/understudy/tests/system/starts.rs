@@ -48,7 +48,7 @@ async fn ask(cluster: &Cluster, node: &str, sql: &str) -> Result<String> {
     Ok(row.with_context(|| sql.to_owned())?.get(0))
 }
 
-// N1
+// hazard: N1
 #[tokio::test(flavor = "multi_thread")]
 #[ignore = "system test: make test-system"]
 async fn commits_after_a_direct_start_survive_a_crash_before_any_checkpoint() -> Result<()> {
@@ -79,7 +79,7 @@ async fn commits_after_a_direct_start_survive_a_crash_before_any_checkpoint() ->
     scratch.succeed()
 }
 
-// N4
+// hazard: N4
 #[tokio::test(flavor = "multi_thread")]
 #[ignore = "system test: make test-system"]
 async fn a_standby_whose_session_is_killed_attaches_afresh() -> Result<()> {
@@ -118,6 +118,7 @@ async fn a_standby_whose_session_is_killed_attaches_afresh() -> Result<()> {
 }
 
 // N12: redo of a standby waits for ever when the active allows more sessions than it does.
+// hazard: N12
 #[tokio::test(flavor = "multi_thread")]
 #[ignore = "system test: make test-system"]
 async fn settings_raised_on_the_active_reach_a_standby_that_was_not_restarted() -> Result<()> {
@@ -161,6 +162,7 @@ async fn settings_raised_on_the_active_reach_a_standby_that_was_not_restarted() 
 
 // N7: a seal that redo cannot start from. A table's file is unlinked before a checkpoint, as it is in the
 // middle of a DROP; the log goes on with it, as if the end of the drop had been lost with the active.
+// hazard: N7
 #[tokio::test(flavor = "multi_thread")]
 #[ignore = "system test: make test-system"]
 async fn a_seal_that_redo_cannot_start_from_is_passed_over() -> Result<()> {

@@ -13,6 +13,7 @@ use crate::stage::{Stage, TIMEOUT};
 
 const STEPS: [&str; 4] = ["fence", "log_tail", "replay", "promote"];
 
+// hazard: WAL-1
 #[tokio::test(flavor = "multi_thread")]
 #[ignore = "system test: make test-system"]
 async fn the_new_active_is_killed_at_every_step_of_its_takeover() -> Result<()> {

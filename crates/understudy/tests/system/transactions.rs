@@ -27,6 +27,7 @@ const MULTIXACTS: u32 = 2000;
 const QUESTION: &str = "SELECT (SELECT count(*) || ' ' || sum(n) FROM many) || ' '
      || (SELECT count(*) || ' ' || sum(n) FROM nested) || ' ' || (SELECT count(*) || ' ' || sum(seen) FROM shared)";
 
+// hazard: PAGE-5
 #[tokio::test(flavor = "multi_thread")]
 #[ignore = "system test: make test-system"]
 async fn transactions_go_on_in_new_segments_and_old_ones_are_removed() -> Result<()> {

@@ -35,6 +35,7 @@ async fn read(client: Client, answers: Arc<Mutex<Vec<Answer>>>) {
 }
 
 /// It went on reading from its memory for as long as it was cut off: 290 old answers within 15 s.
+// hazard: NODE-21
 #[tokio::test(flavor = "multi_thread")]
 #[ignore = "system test: make test-system"]
 async fn who_is_connected_to_an_active_that_is_cut_off_reads_nothing_old() -> Result<()> {

@@ -45,6 +45,7 @@ fn a_write_belongs_to_the_checkpoint_that_follows_it() {
     assert!(decode(&sent[1..], disk.bytes()).is_err());
 }
 
+// hazard: VM-10
 #[test]
 fn a_block_that_was_written_after_it_was_read_is_not_one_to_refer_to() {
     let (_directory, disk) = disk();
@@ -124,6 +125,7 @@ fn done(written: &std::sync::mpsc::Receiver<io::Result<()>>) -> usize {
     done
 }
 
+// hazard: VM-15
 #[test]
 fn while_the_standby_is_slow_writes_wait_and_no_more_is_kept_than_there_is_room_for() {
     let (_directory, disk) = disk();
@@ -138,6 +140,7 @@ fn while_the_standby_is_slow_writes_wait_and_no_more_is_kept_than_there_is_room_
     assert_eq!((disk.journal_bytes(), disk.take_waits()), (0, 1));
 }
 
+// hazard: VM-15
 #[test]
 fn writes_go_on_when_their_checkpoint_was_taken_or_nobody_needs_them() {
     let (_directory, disk) = disk();
@@ -157,6 +160,7 @@ fn writes_go_on_when_their_checkpoint_was_taken_or_nobody_needs_them() {
     assert_eq!(error.kind(), io::ErrorKind::PermissionDenied);
 }
 
+// hazard: VM-15
 #[test]
 fn blocks_that_were_read_are_remembered_only_so_far() {
     let (_directory, disk) = disk();
@@ -203,6 +207,7 @@ fn what_is_durable_is_not_flushed_again() {
     assert!(again.flush().unwrap());
 }
 
+// hazard: VM-11, VM-24
 #[test]
 fn a_flush_that_failed_is_not_forgotten() {
     use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
@@ -222,6 +227,7 @@ fn a_flush_that_failed_is_not_forgotten() {
 }
 
 /// It was readable by every user of the host.
+// hazard: VM-30
 #[test]
 fn an_image_is_for_nobody_else_to_read() {
     let directory = tempfile::tempdir().unwrap();
@@ -233,6 +239,7 @@ fn an_image_is_for_nobody_else_to_read() {
 }
 
 /// QEMU stopped the machine without a word when the host's file system was full: nobody was told.
+// hazard: VM-29
 #[test]
 fn a_request_that_fails_is_told_of() {
     use std::io::{Read as _, Write as _};

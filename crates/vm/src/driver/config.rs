@@ -273,6 +273,7 @@ mod tests {
         peer = "127.0.0.1:7001"
     "#;
 
+    // hazard: VM-28
     #[test]
     fn a_configuration_says_what_is_wrong_with_it() {
         let config = Config::parse(WHOLE).unwrap();

@@ -206,6 +206,7 @@ pub async fn ask(
 mod tests {
     use super::*;
 
+    // hazard: VM-13, VM-27
     #[test]
     fn a_host_of_another_format_is_refused_before_anything_else_is_compared() {
         let ours = Shape {

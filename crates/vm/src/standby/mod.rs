@@ -346,6 +346,7 @@ mod tests {
         })
     }
 
+    // hazard: VM-2
     #[test]
     fn nothing_of_a_checkpoint_is_written_before_its_end() {
         let mut host = host();
@@ -368,6 +369,7 @@ mod tests {
         assert_eq!(host.mirror.take().0, b"d");
     }
 
+    // hazard: VM-9
     #[test]
     fn a_checkpoint_that_lacks_a_page_is_refused_whole() {
         let (page, write) = (pages(1, 7), writes(8));
@@ -435,6 +437,7 @@ mod tests {
         assert_eq!(host.page(2), vec![8; PAGE_BYTES]);
     }
 
+    // hazard: VM-12
     #[test]
     fn checkpoints_that_are_packed_are_one_stream() {
         let mut host = host();

@@ -183,6 +183,7 @@ mod tests {
     use crate::view::Timestamp;
 
     /// A longer record is written, and the journal ends before it for whoever reads it.
+    // hazard: PAGE-11
     #[test]
     fn a_batch_that_nobody_flushes_becomes_several_records() {
         let mut buffer = JournalBuffer::new(4096, Chained::START, Vec::new());

@@ -295,6 +295,7 @@ mod tests {
     use crate::view::{Ownership, Timestamp};
 
     /// A standby that could not read the journal of a newer release owned the epoch first, and found out then.
+    // hazard: U1
     #[tokio::test]
     async fn a_look_finds_what_cannot_be_read_and_changes_nothing() {
         let cluster = MemoryCluster::new(VolumeSettings::default());

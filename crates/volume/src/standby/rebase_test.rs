@@ -63,6 +63,7 @@ fn truncate(active: &mut Builder, id: FileId, blocks: u64) {
 }
 
 // Rule 3, H1, H2: the redo pointer decides, and the stamp is the replay limit of the moment.
+// hazard: H1, H2
 #[test]
 fn blocks_go_by_their_stamp_and_the_redo_pointer_alone() {
     let mut active = Builder::new();
@@ -78,7 +79,7 @@ fn blocks_go_by_their_stamp_and_the_redo_pointer_alone() {
     assert_eq!(shows_base, [true, true, false, false]);
 }
 
-// N2
+// hazard: N2
 #[test]
 fn a_block_that_the_new_base_lacks_stays() {
     let mut active = Builder::new();
@@ -139,6 +140,7 @@ fn a_created_file_adopts_the_shared_one_when_its_stamp_allows_and_keeps_its_numb
 }
 
 // N8: the active has logged the removal and not done it yet.
+// hazard: N8
 #[test]
 fn a_removed_file_does_not_come_back_while_a_base_still_has_it() {
     let mut active = Builder::new();
@@ -166,6 +168,7 @@ fn a_removed_file_does_not_come_back_while_a_base_still_has_it() {
 }
 
 // N8: dropdb removes the files first and logs after.
+// hazard: N8
 #[test]
 fn names_that_vanish_before_their_record_are_kept_until_redo_removes_them() {
     let mut active = Builder::new();
@@ -314,6 +317,7 @@ fn a_file_that_redo_made_and_removed_under_one_stamp_stays_empty() {
 
 // The base has the empty stub of a removed relation, whose removal redo does not see, and the number
 // comes again: redo takes the stub for the new relation's file, the active has made another one.
+// hazard: N8
 #[test]
 fn what_redo_did_to_a_stub_stays_when_the_next_base_has_another_file_there() {
     let mut active = Builder::new();
@@ -343,6 +347,7 @@ fn what_redo_did_to_a_stub_stays_when_the_next_base_has_another_file_there() {
 }
 
 // H10: until redo truncates, the file is as long as it was.
+// hazard: H10
 #[test]
 fn a_tail_that_redo_has_not_cut_stays() {
     let mut active = Builder::new();
@@ -364,6 +369,7 @@ fn a_tail_that_redo_has_not_cut_stays() {
 
 // N8: a transaction made a file and is rolled back, which cuts the file before its last log is synced. Redo
 // made the file as well, or made it longer, and has still to apply that log.
+// hazard: PAGE-6
 #[test]
 fn a_tail_stays_also_if_redo_made_the_file_or_made_it_longer() {
     let mut active = Builder::new();
@@ -401,6 +407,7 @@ fn a_tail_stays_also_if_redo_made_the_file_or_made_it_longer() {
 }
 
 // N9: copydir of a FILE_COPY record meets the names that a late move brings in.
+// hazard: N9
 #[test]
 fn a_directory_of_redo_stays_opaque_until_its_stamp_allows() {
     let mut active = Builder::new();
@@ -468,6 +475,7 @@ fn a_fork_that_redos_own_init_fork_hid_stays_hidden_when_that_is_removed() {
 // Rule 7 when the init fork goes first, and the base that redo stood on never had it: redo makes it and removes it, as
 // the log says; the next base has the main fork alone, which the active removes after its next checkpoint. It would come
 // to light with the whiteout of the init fork gone, be copied with its database, and stop the redo of a takeover.
+// hazard: PAGE-1
 #[test]
 fn a_fork_that_redos_own_init_fork_hid_stays_hidden_when_a_base_brings_it() {
     let mut active = Builder::new();
@@ -502,6 +510,7 @@ fn a_removed_init_fork_hides_nothing_of_the_next_relation_of_its_number() {
 
 // A standby keeps the stub of a removed relation for a while. The next base has an unlogged relation of that number: the
 // stub would be where PostgreSQL makes its main fork at promotion.
+// hazard: PAGE-3
 #[test]
 fn a_stub_where_an_unlogged_relation_is_now_is_not_kept() {
     let mut active = Builder::new();
@@ -518,6 +527,7 @@ fn a_stub_where_an_unlogged_relation_is_now_is_not_kept() {
 
 // A directory that redo made hides the base's of that name until its stamp allows. What is in the hidden one is not shown, so
 // a move need not keep it: kept, it came back at a takeover without a name, and with what had been cut from it.
+// hazard: PAGE-4
 #[test]
 fn what_is_in_a_hidden_directory_is_not_kept() {
     let mut active = Builder::new();
@@ -584,6 +594,7 @@ fn a_replaced_file_is_never_missing_and_never_the_old_one() {
 }
 
 // N3: whoever holds the old state reads it whole.
+// hazard: N3
 #[test]
 fn a_move_changes_nothing_for_those_who_hold_the_state_before_it() {
     let mut active = Builder::new();

@@ -100,7 +100,7 @@ fn every_item_carries_the_replay_limit_that_was_shown() {
     );
 }
 
-// H10
+// hazard: H10
 #[test]
 fn blocks_beyond_an_own_truncation_read_as_zeros_also_when_the_file_grows_again() {
     let mut active = Builder::new();
@@ -119,6 +119,7 @@ fn blocks_beyond_an_own_truncation_read_as_zeros_also_when_the_file_grows_again(
 }
 
 // Rule 7, H6
+// hazard: H6, PAGE-2
 #[test]
 fn forks_of_unlogged_relations_are_invisible_but_their_init_fork() {
     let mut active = Builder::new();
@@ -173,6 +174,7 @@ fn private_names_go_to_the_local_disk_whatever_the_base_has() {
 }
 
 // Rule 5, H12
+// hazard: H12
 #[test]
 fn the_log_ends_in_zeros_at_the_replay_limit_at_its_full_size() {
     let mut active = Builder::new();
@@ -195,7 +197,7 @@ fn the_log_ends_in_zeros_at_the_replay_limit_at_its_full_size() {
     assert_eq!([0, 1, 2, 3].map(|b| shown(&state, b)), [4096; 4]);
 }
 
-// H8
+// hazard: H8
 #[test]
 fn in_the_log_shared_names_and_contents_win_and_own_changes_have_no_effect() {
     let mut active = Builder::new();

@@ -91,6 +91,7 @@ fn a_file_that_could_not_be_adopted_yet_keeps_its_id() {
 // `DROP DATABASE` had removed the directory when an image was cut, and the record of it was lost with the log. A standby on
 // that image has kept the directory; another node, which took over meanwhile, has put it back and made a file in it. That
 // file goes with the next takeover: PostgreSQL, promoted, would stop if it were one that it has to make (the simulation's seed 82219).
+// hazard: N6
 #[test]
 fn names_in_a_directory_that_the_view_has_kept_become_the_views() {
     let mut active = Builder::new();

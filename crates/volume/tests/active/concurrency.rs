@@ -102,6 +102,7 @@ async fn nobody_waits_for_what_is_being_packed() {
 
 /// Each writer writes a number to its file `a`, then the same to `b`: at any cut `a` is at most one
 /// ahead of `b`, never behind.
+// hazard: N10
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_cut_is_one_point_of_all_writers() {
     let volume = Volume::format().await;
@@ -155,6 +156,7 @@ async fn a_cut_is_one_point_of_all_writers() {
     }
 }
 
+// hazard: N10
 #[tokio::test]
 async fn a_cut_waits_for_a_write_received_earlier_that_back_pressure_holds() {
     let volume = Volume::format().await;
@@ -225,6 +227,7 @@ async fn old_log_is_read_about_once_however_it_is_asked_for() {
 
 /// A reload of the configuration gives up after a few seconds. What it had taken out of the journal's memory to write was gone, and later
 /// syncs said that it was durable.
+// hazard: PAGE-13
 #[tokio::test]
 async fn a_sync_that_is_given_up_takes_nothing_out_of_the_journal() {
     const FILES: usize = 400;
@@ -249,6 +252,7 @@ async fn a_sync_that_is_given_up_takes_nothing_out_of_the_journal() {
 }
 
 /// Blocks share counters of changes, so the change of any other block may look like one of the block that is settled.
+// hazard: PAGE-10
 #[tokio::test]
 async fn a_block_is_settled_although_others_are_written_meanwhile() {
     const MANY: usize = 4096;

@@ -92,6 +92,7 @@ async fn a_cut_off_block_stays_zero_in_every_later_epoch() {
 }
 
 /// H12: what a dead epoch wrote past the end of the log is zeros for its successors.
+// hazard: H12
 #[tokio::test]
 async fn the_log_is_cut_at_its_end_and_keeps_its_size() {
     let volume = Volume::format().await;

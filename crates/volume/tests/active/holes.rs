@@ -53,6 +53,7 @@ async fn what_was_cut_off_does_not_come_back_under_zeros() {
 }
 
 /// PostgreSQL's summarizer writes one temporary file again and again.
+// hazard: PAGE-9
 #[tokio::test]
 async fn log_that_was_written_behind_a_cut_reads_as_it_was_written_without_the_cache() {
     let volume = Volume::format().await;

@@ -141,6 +141,7 @@ async fn the_overlay_is_readable_throughout_and_part_of_the_first_seal() {
 
 /// A step of the write-back took eight blocks out of the overlay, and the storage refused the fourth: the last
 /// five were nowhere any more, and a session that was still open on the fenced server read the base's instead.
+// hazard: PAGE-8
 #[tokio::test]
 async fn blocks_that_a_fenced_write_back_did_not_write_are_still_there() {
     let volume = Volume::format().await;

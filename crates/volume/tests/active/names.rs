@@ -12,6 +12,7 @@ const NOW: Timestamp = Timestamp(9);
 
 /// The agent writes the trigger of a promotion into the private tree. The kernel had kept for ten seconds that there is
 /// none, because PostgreSQL had looked just before.
+// hazard: PAGE-14
 #[tokio::test]
 async fn nothing_private_is_kept_by_the_kernel() {
     let volume = Volume::format().await;
@@ -152,6 +153,7 @@ async fn hard_links_share_contents_and_the_class_rule() {
         .unwrap();
 }
 
+// hazard: H11
 #[tokio::test]
 async fn symbolic_links_stay_inside_the_volume() {
     let volume = Volume::format().await;

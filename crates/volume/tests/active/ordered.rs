@@ -144,6 +144,7 @@ async fn a_fenced_view_answers_none_early() {
 }
 
 /// Its number stayed open: what is durable stood still before it, and all commits behind it waited.
+// hazard: ORDER-22
 #[tokio::test]
 async fn a_sync_that_nobody_waits_for_any_more_has_failed() {
     let (volume, life, observer, [segment, ..]) = start().await;
@@ -160,6 +161,7 @@ async fn a_sync_that_nobody_waits_for_any_more_has_failed() {
 }
 
 /// It goes on by itself, until what it goes on in ends.
+// hazard: ORDER-22
 #[test]
 fn so_has_one_that_was_answered_and_can_not_go_on() {
     let runtime = tokio::runtime::Runtime::new().unwrap();

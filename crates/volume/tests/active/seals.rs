@@ -31,6 +31,7 @@ async fn formatting_twice_is_refused() {
     ));
 }
 
+// hazard: N7
 #[tokio::test]
 async fn two_seals_are_kept_with_their_payload() {
     let volume = Volume::format().await;

@@ -84,6 +84,7 @@ fn firsts(file: Vec<u8>) -> Vec<u8> {
 }
 
 /// What it is about: blocks that were given back read as empty pages.
+// hazard: NODE-4
 #[tokio::test]
 async fn who_does_not_look_reads_empty_pages() {
     let (volume, active, _, standby) = scene(None).await;
@@ -91,6 +92,7 @@ async fn who_does_not_look_reads_empty_pages() {
     assert_eq!(firsts(standby.read(FILE).await.unwrap()), [0, 0, 0]);
 }
 
+// hazard: NODE-4
 #[tokio::test]
 async fn a_standby_that_slept_and_lost_its_claim_answers_nothing() {
     let hours = Hours::default();
@@ -112,6 +114,7 @@ async fn a_standby_that_slept_and_lost_its_claim_answers_nothing() {
 }
 
 /// The machine was paused, its clock as well.
+// hazard: NODE-4
 #[tokio::test]
 async fn a_standby_whose_clock_stood_still_answers_nothing_either() {
     let hours = Hours::default();
@@ -135,6 +138,7 @@ async fn a_standby_that_slept_and_kept_its_claim_goes_on() {
 }
 
 /// A machine called south is created anew while the first one is cut off.
+// hazard: NODE-7
 #[tokio::test]
 async fn a_standby_whose_name_another_one_has_taken_answers_nothing() {
     let hours = Hours::default();
@@ -165,6 +169,7 @@ async fn a_standby_whose_name_another_one_has_taken_answers_nothing() {
 }
 
 /// Its machine is put back to a snapshot with its memory.
+// hazard: NODE-7
 #[tokio::test]
 async fn a_standby_that_finds_what_it_claimed_later_answers_nothing() {
     let hours = Hours::default();
@@ -187,6 +192,7 @@ async fn a_standby_that_finds_what_it_claimed_later_answers_nothing() {
 }
 
 /// Its successor went on from an older image, and gave back what only its own had.
+// hazard: NODE-5
 #[tokio::test]
 async fn an_active_that_slept_while_another_took_over_reads_no_empty_pages() {
     let (volume, _, view, _) = scene(None).await;

@@ -309,6 +309,7 @@ impl Moves {
 proptest! {
     #![proptest_config(super::support::cases(64))]
 
+    // hazard: H2, N3
     #[test]
     fn a_move_of_the_base_is_invisible(
         before in prop::collection::vec(change(), 0..24),

@@ -12,6 +12,7 @@ use volume::view::{Fallocate, Ino, PageCache, View};
 use super::reads::move_to;
 use super::support::{BLOCK, Database, NOW, SEGMENT, Volume, blocks};
 
+// hazard: H3
 #[tokio::test]
 async fn a_standby_shows_the_sealed_image_whatever_the_active_does_later() {
     let volume = Volume::new();
@@ -49,6 +50,7 @@ async fn a_standby_shows_the_sealed_image_whatever_the_active_does_later() {
     assert_eq!(view.replay_limit(), Lsn(300));
 }
 
+// hazard: N5
 #[tokio::test]
 async fn the_kernel_caches_nothing_of_a_standby() {
     let volume = Volume::new();

@@ -13,6 +13,7 @@ use volume::view::View;
 
 use super::support::{BLOCK, Database, NOW, TestLayout, Volume, blocks, shared};
 
+// hazard: H3
 #[tokio::test]
 async fn the_view_becomes_the_volume_and_the_dead_actives_later_work_does_not() {
     let volume = Volume::new();
@@ -83,6 +84,7 @@ async fn the_view_becomes_the_volume_and_the_dead_actives_later_work_does_not() 
 }
 
 // H6, N6: what ResetUnloggedRelations does at promotion must not meet a file.
+// hazard: H6
 #[tokio::test]
 async fn forks_of_unlogged_relations_do_not_reappear() {
     let volume = Volume::new();
@@ -115,6 +117,7 @@ async fn forks_of_unlogged_relations_do_not_reappear() {
 }
 
 // H7, H8
+// hazard: H7
 #[tokio::test]
 async fn private_state_is_published_where_the_layout_says_so() {
     let volume = Volume::new();
@@ -165,6 +168,7 @@ async fn private_state_is_published_where_the_layout_says_so() {
     assert!(base.namespace.resolve("pg_twophase/0003").is_err());
 }
 
+// hazard: SL2
 #[tokio::test]
 async fn a_new_owner_makes_what_is_needed_and_removes_what_was_not_completed() {
     let volume = Volume::new();
@@ -297,6 +301,7 @@ async fn operations_wait_for_the_switch_and_go_on_at_the_active() {
 }
 
 // Section 5: any crash in between is harmless.
+// hazard: H4
 #[tokio::test]
 async fn after_a_crash_in_the_middle_of_the_switch_the_last_seal_is_as_it_was() {
     for survives in [false, true] {

@@ -225,6 +225,7 @@ mod tests {
         check(&of(&[(name, value)])).unwrap_err()
     }
 
+    // hazard: ENGINE-2
     #[test]
     fn what_would_lose_commits_is_refused_with_the_reason() {
         for (name, value) in [
@@ -256,6 +257,7 @@ mod tests {
         }
     }
 
+    // hazard: ENGINE-2
     #[test]
     fn another_way_to_write_a_name_does_not_pass() {
         for name in [
@@ -282,6 +284,7 @@ mod tests {
         }
     }
 
+    // hazard: ENGINE-1
     #[test]
     fn pages_that_can_be_torn_are_written_twice_whatever_is_wanted() {
         let off = of(&[("innodb_doublewrite", "OFF")]);

@@ -162,6 +162,7 @@ mod tests {
     use super::*;
 
     /// A switchover whose node lost the zones after it had begun waited two and a half minutes for them.
+    // hazard: NODE-10
     #[tokio::test]
     async fn a_stop_is_hopeless_once_beats_have_stayed_away_for_long() {
         let (beats, beaten) = watch::channel(Instant::now());

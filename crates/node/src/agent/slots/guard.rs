@@ -100,6 +100,7 @@ mod tests {
         }
     }
 
+    // hazard: SL4
     #[test]
     fn the_slot_that_holds_most_is_given_up_before_the_zones_are_full() {
         let slots = [slot("a", 100), slot("b", 9_000), slot("c", 10)];

@@ -400,6 +400,7 @@ mod tests {
 
     /// On a slow machine redo read for more than two minutes what it had in its directory, and reported nothing: each
     /// takeover was given up, and begun anew from the same seal, for ever.
+    // hazard: NODE-3
     #[tokio::test]
     async fn redo_that_reads_moves_although_nothing_is_reported_yet() {
         let (_feed, mut progress) = watch::channel(None);

@@ -15,8 +15,10 @@ pub(in crate::machine) enum Flaw {
     NeverBlind,
     /// A node does not hear of a pause.
     PauseIgnored,
+    // hazard: ST1
     /// A node does not hear that texts sort otherwise on it.
     MisfitIgnored,
+    // hazard: NODE-12
     /// A takeover fences whoever came since it was decided.
     NewerIgnored,
     /// A new active reads the end of the log also where its epoch was not accepted.

@@ -95,6 +95,7 @@ fn a_node_serves_only_when_nobody_else_will() {
 }
 
 /// A node copied with its name fenced the healthy active, and was fenced back, every few seconds for ever.
+// hazard: NODE-13
 #[test]
 fn a_node_does_nothing_while_another_agent_serves_under_its_name() {
     let mut node = Node::new(Tags::default());
@@ -321,6 +322,7 @@ fn failures_in_a_row_wait_longer_each_and_success_forgets_them() {
 
 /// Redo had failed from the last seal, and the attach at the one before it for another reason. When there was a newer one,
 /// the one before that was the bad one.
+// hazard: SEAL-1
 #[test]
 fn a_seal_is_passed_over_only_while_redo_fails() {
     let failed = |redo_failed| {

@@ -198,6 +198,7 @@ impl World {
     }
 }
 
+// hazard: PROXY-25
 #[test]
 fn everybody_is_served_by_one_process_whenever_the_successor_ends() {
     let (mut decided, mut died) = (0, 0);

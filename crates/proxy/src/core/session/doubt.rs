@@ -198,6 +198,7 @@ mod tests {
     }
 
     /// The proxy has heard of epoch 2 on `b`, but the server on `a` was active in epoch 4 when it connected there.
+    // hazard: PROXY-12
     #[test]
     fn where_it_may_have_run_ahead_of_all_news_the_active_must_prove_itself() {
         let ran_on = server(1, "a", Some(7), false);

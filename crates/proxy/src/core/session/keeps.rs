@@ -310,6 +310,7 @@ mod tests {
     }
 
     /// There were two of one name: what was set behind the first was kept, although the server had undone it.
+    // hazard: PROXY-61
     #[test]
     fn a_savepoint_that_was_released_is_gone() {
         let mut keeps = Keeps::default();
@@ -342,6 +343,7 @@ mod tests {
     }
 
     /// The connection went to the next client with the lock.
+    // hazard: PROXY-52
     #[test]
     fn what_is_taken_again_is_there() {
         for bond in [Bond::Advisory, Bond::Temporary, Bond::HeldCursor] {
@@ -366,6 +368,7 @@ mod tests {
     }
 
     /// A pipeline may go on behind it.
+    // hazard: PROXY-52
     #[test]
     fn what_comes_behind_a_discard_is_there() {
         let mut keeps = Keeps::default();

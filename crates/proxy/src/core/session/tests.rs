@@ -83,6 +83,7 @@ fn pair(heard: &str, written: &str) -> (String, String) {
 
 /// A client that did nothing was told of the loss in between, by messages that it did not wait for. What it sent next, its
 /// COMMIT, was answered with ROLLBACK, which most drivers take for a commit.
+// hazard: PROXY-69
 #[test]
 fn a_replay_that_fails_while_its_client_does_nothing_is_told_with_what_comes_next() {
     let mut desk = Desk::ready();
@@ -102,6 +103,7 @@ fn a_replay_that_fails_while_its_client_does_nothing_is_told_with_what_comes_nex
 
 /// Drivers close statements without looking at what becomes of it. The error was told there, and the COMMIT behind it was
 /// answered with ROLLBACK: an application had its commit acknowledged, and none of its rows.
+// hazard: PROXY-70
 #[test]
 fn an_error_is_not_told_to_a_close_that_nobody_waits_for() {
     for is_under_way in [true, false] {
@@ -129,6 +131,7 @@ fn an_error_is_not_told_to_a_close_that_nobody_waits_for() {
 
 /// To most drivers a COMMIT that is answered with ROLLBACK looks like one that has committed. A client that has heard of an
 /// error in its transaction knows better.
+// hazard: PROXY-69
 #[test]
 fn a_rollback_in_place_of_a_commit_is_told_as_an_error() {
     let mut desk = Desk::ready();
@@ -177,6 +180,7 @@ fn what_comes_behind_a_rollback_commits_by_itself() {
 }
 
 /// A text that was not parsed was taken for one that commits nothing.
+// hazard: PROXY-4
 #[test]
 fn a_text_that_nobody_understands_may_have_committed() {
     let text = b"INSERT INTO u VALUES ('\xe9'); COMMIT";
@@ -189,6 +193,7 @@ fn a_text_that_nobody_understands_may_have_committed() {
 }
 
 /// What a block of code had done elsewhere was there twice.
+// hazard: PROXY-55
 #[test]
 fn what_acts_outside_of_its_transaction_is_not_run_again() {
     let text = "DO $$ BEGIN PERFORM dblink_exec('', ''); END $$";
@@ -224,6 +229,7 @@ fn a_copy_that_writes_runs_in_a_transaction_of_the_proxys() {
 }
 
 /// An error and the end of the answer were put into the row, whose length said that they belonged to it.
+// hazard: PROXY-7
 #[test]
 fn who_has_half_of_a_row_is_told_nothing_more() {
     let row = [&[0, 1, 0, 1, 0, 0][..], &[b'x'; 65536]].concat();
@@ -250,6 +256,7 @@ fn who_has_half_of_a_row_is_told_nothing_more() {
 
 /// The end of data that the client sends after an error left something behind for which no answer came: from then on each
 /// answer was taken for that of the statement before.
+// hazard: PROXY-8
 #[test]
 fn a_copy_that_fails_in_the_middle_leaves_nothing_behind() {
     let error = b"SERROR\0VERROR\0C22P02\0Mno number\0\0";
@@ -295,6 +302,7 @@ fn what_a_function_may_not_run_is_told_as_without_the_proxy() {
 }
 
 /// The client was told that a `SELECT` before its `COMMIT` had no columns, and was one itself.
+// hazard: PROXY-6
 #[test]
 fn answers_before_a_commit_are_not_made_up() {
     let mut desk = Desk::ready();
@@ -340,6 +348,7 @@ fn answers_before_a_commit_in_one_text_are_not_made_up() {
 }
 
 /// A client that never ended its pipeline filled the proxy's memory.
+// hazard: PROXY-9, PROXY-62
 #[test]
 fn a_pipeline_without_an_end_is_not_kept() {
     let mut desk = Desk::ready();
@@ -374,6 +383,7 @@ fn a_pipeline_without_an_end_is_not_kept() {
 
 /// The transaction had no id when it was asked for, as it gets one when it commits: it was run again, and everybody was notified
 /// twice.
+// hazard: PROXY-60
 #[test]
 fn a_notification_in_doubt_is_not_known() {
     let no_id: [(u8, &[u8]); 4] = [
@@ -403,6 +413,7 @@ fn a_notification_in_doubt_is_not_known() {
 }
 
 /// A view's function had written, its answer was lost, and it wrote once more.
+// hazard: PROXY-63
 #[test]
 fn a_view_that_may_write_is_not_run_again_without_a_question() {
     for is_writing in [false, true] {

@@ -34,6 +34,7 @@ const SIMULATION: Simulation<Flaw> = Simulation {
     run: World::run,
 };
 
+// hazard: PROXY-74, PROXY-75, PROXY-76, PROXY-77
 #[test]
 fn histories_keep_the_promises() {
     SIMULATION.keeps_promises(400);

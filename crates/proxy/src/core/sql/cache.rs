@@ -246,6 +246,7 @@ mod tests {
     }
 
     /// A text with a hint was taken for all of its shape, in whatever session.
+    // hazard: PROXY-10
     #[test]
     fn a_hint_counts_for_those_who_give_it() {
         let statements = Statements::default();
@@ -280,6 +281,7 @@ mod tests {
 
     /// In transaction mode the next client had the setting or the table, and in session mode it was gone after a takeover
     /// without a word.
+    // hazard: PROXY-54
     #[test]
     fn what_is_not_understood_may_leave_something() {
         let statements = Statements::default();

@@ -441,6 +441,7 @@ fn give_back(leaving: Leaving) {
 mod tests {
     use super::*;
 
+    // hazard: PROXY-32
     #[tokio::test]
     async fn only_the_process_that_was_started_is_met() {
         let directory = tempfile::tempdir().unwrap();

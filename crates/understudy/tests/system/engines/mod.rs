@@ -28,6 +28,7 @@ fn mariadb_loses_nothing_when_its_machine_is_killed() -> Result<()> {
 
 /// Kills in the middle of writes of many pages, without InnoDB's doublewrite buffer. Every page is looked at before
 /// the server recovers. `TORN_KILLS=20` repeats it as often.
+// hazard: ENGINE-1
 #[test]
 #[ignore = "system test: make test-system"]
 fn no_page_is_torn_when_the_machine_is_killed_in_large_writes() -> Result<()> {
@@ -88,6 +89,7 @@ pub fn watch(test: &str, kills: u32, more: &[&str]) -> Result<Value> {
 }
 
 /// What would lose commits, or cannot be, is refused before anything is made, with the reason and the remedy.
+// hazard: ENGINE-2
 #[test]
 #[ignore = "system test: make test-system"]
 fn what_would_lose_commits_is_refused_before_anything_is_made() -> Result<()> {

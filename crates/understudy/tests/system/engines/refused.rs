@@ -15,6 +15,7 @@ fn expect(said: &str, words: &[&str]) -> Result<()> {
 }
 
 /// Another server, other pages, PostgreSQL, or a volume that is not empty: all refused, and the database is as before.
+// hazard: ENGINE-3
 #[test]
 #[ignore = "system test: make test-system"]
 fn a_volume_of_another_server_is_refused() -> Result<()> {
@@ -57,6 +58,7 @@ fn a_volume_of_another_server_is_refused() -> Result<()> {
 }
 
 /// A server does not open what a newer one wrote; a newer one does, and from then on the older one is refused.
+// hazard: ENGINE-4
 #[test]
 #[ignore = "system test: make test-system"]
 fn an_older_server_does_not_open_what_a_newer_one_wrote() -> Result<()> {
@@ -98,6 +100,7 @@ fn an_older_server_does_not_open_what_a_newer_one_wrote() -> Result<()> {
 }
 
 /// The node says why, gives the volume back, and another one serves.
+// hazard: ENGINE-5
 #[test]
 #[ignore = "system test: make test-system"]
 fn a_server_that_does_not_become_ready_is_given_up() -> Result<()> {
@@ -133,6 +136,7 @@ fn a_server_that_does_not_become_ready_is_given_up() -> Result<()> {
 }
 
 /// It is killed when its time is over; what it acknowledged is there afterwards.
+// hazard: ENGINE-5
 #[test]
 #[ignore = "system test: make test-system"]
 fn a_server_that_ignores_its_stop_signal_is_killed() -> Result<()> {

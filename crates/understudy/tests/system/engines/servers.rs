@@ -96,6 +96,7 @@ async fn mysql_loses_nothing() -> Result<()> {
 }
 
 /// The newer version takes what the older one wrote, loses nothing under kills, and the older one is refused then.
+// hazard: ENGINE-4
 #[tokio::test(flavor = "multi_thread")]
 #[ignore = "system test: make test-servers"]
 async fn a_newer_mariadb_takes_the_database_and_the_older_one_is_refused() -> Result<()> {

@@ -115,6 +115,7 @@ impl Site {
     }
 }
 
+// hazard: VM-5
 #[test]
 #[ignore = "system test: make test-vm"]
 fn hosts_that_lose_each_other_do_not_both_run_the_machine() -> Result<()> {

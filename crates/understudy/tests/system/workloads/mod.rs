@@ -15,6 +15,7 @@ use acts::ACTS;
 use held::Held;
 use theatre::Theatre;
 
+// hazard: H1, H5
 #[tokio::test(flavor = "multi_thread")]
 #[ignore = "system test: make test-system"]
 async fn every_kind_of_change_survives_a_takeover() -> Result<()> {

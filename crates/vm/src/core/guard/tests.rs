@@ -89,6 +89,7 @@ fn following() -> (Guard, Session, Record, Vec<Effect>) {
 
 /// The active host's disk hung for a second. It took its standby, which held everything, for lost, and had the record forget it; nobody
 /// could take over then, however long the disk hung.
+// hazard: VM-19
 #[test]
 fn a_host_that_stands_still_keeps_its_standby_and_lets_it_take_over() {
     let (mut guard, session, mut out) = protected();
@@ -101,6 +102,7 @@ fn a_host_that_stands_still_keeps_its_standby_and_lets_it_take_over() {
     );
 }
 
+// hazard: VM-22
 #[test]
 fn a_standby_that_owes_a_checkpoint_for_long_is_lost_and_everything_waits_then() {
     let (mut guard, session, mut out) = protected();
@@ -119,6 +121,7 @@ fn a_standby_that_owes_a_checkpoint_for_long_is_lost_and_everything_waits_then()
 
 /// A checkpoint that was being made when an operator wanted the standby to take over was taken for the last one, and the standby took
 /// over while the machine ran on.
+// hazard: VM-21
 #[test]
 fn the_standby_takes_over_from_the_last_checkpoint() {
     let (mut guard, session, mut out) = protected();
@@ -139,6 +142,7 @@ fn the_standby_takes_over_from_the_last_checkpoint() {
 
 /// The zones said no to a record that one of them had taken. The host that read it as its own afterwards, and held the machine's memory,
 /// forgot that, and booted from the disk.
+// hazard: VM-20
 #[test]
 fn a_host_that_finds_its_own_record_goes_on_with_what_it_holds() {
     let (mut guard, _, named, mut out) = following();
@@ -157,6 +161,7 @@ fn a_host_that_finds_its_own_record_goes_on_with_what_it_holds() {
 }
 
 /// What the disk of a host that took over held was in the kernel's memory only, when the other host gave its own disk up to follow.
+// hazard: VM-23
 #[test]
 fn nobody_follows_before_the_disk_is_durable() {
     let mut guard = Guard::new(who("a", 1), "boot".to_owned(), rules(true), 0);
@@ -177,6 +182,7 @@ fn nobody_follows_before_the_disk_is_durable() {
 
 /// A standby took over, and its host lost power before the machine's disk was synced there. It booted from what the kernel had happened to
 /// write, while the other host gave its own disk up to follow.
+// hazard: VM-34
 #[test]
 fn a_disk_that_lost_what_was_not_synced_is_not_started_from_before_an_operator_says_so() {
     let after = |boot: &str| {
@@ -203,6 +209,7 @@ fn a_disk_that_lost_what_was_not_synced_is_not_started_from_before_an_operator_s
     assert!(out.contains(&Effect::Boot));
 }
 
+// hazard: VM-34
 #[test]
 fn nobody_follows_before_the_record_says_that_the_disk_is_synced() {
     let (mut guard, session, named, mut out) = following();

@@ -285,6 +285,7 @@ mod tests {
         assert_eq!(survivor.resets(), 0);
     }
 
+    // hazard: VM-18
     #[test]
     fn a_client_that_can_only_wait_is_never_reset_and_is_told_what_did_not_arrive() {
         let (mut output, seq) = connected();
@@ -302,6 +303,7 @@ mod tests {
         assert_eq!(later(&mut survivor, SETTLES_WITHIN), Frames::default());
     }
 
+    // hazard: VM-31
     #[test]
     fn connections_beyond_the_checkpoint_are_reset_on_both_sides() {
         let (mut output, seq) = connected();
@@ -329,6 +331,7 @@ mod tests {
 
     /// The server spoke first, and what it had said since counted: a client that had read beyond the checkpoint looked as if it had not,
     /// and read the rest of what the survivor said behind bytes of the machine that was lost.
+    // hazard: VM-32
     #[test]
     fn what_the_machine_says_waits_until_its_client_has_said_where_it_is() {
         let (mut output, seq) = connected();
@@ -359,6 +362,7 @@ mod tests {
     }
 
     /// It is protected again before the client has answered, and lost.
+    // hazard: VM-32
     #[test]
     fn a_second_survivor_asks_clients_that_did_not_answer_the_first() {
         let (mut output, _) = connected();

@@ -78,6 +78,7 @@ fn with_commit_protection_outcomes_wait_and_the_rest_stays_in_order() {
     assert!(output.leaves(says(seq, ACK, b"")).is_some());
 }
 
+// hazard: VM-16
 #[test]
 fn connections_that_have_ended_are_forgotten() {
     let mut output = Output::new(Protection::Commits, PORT);
@@ -110,6 +111,7 @@ fn connections_that_have_ended_are_forgotten() {
 
 /// A flood of requests for connections that nobody completed made the list of connections longer than a packet may be, and no standby
 /// could be had any more.
+// hazard: VM-25
 #[test]
 fn of_too_many_connections_those_that_nobody_completed_go_first() {
     let mut output = Output::new(Protection::Commits, PORT);
@@ -136,6 +138,7 @@ fn of_too_many_connections_those_that_nobody_completed_go_first() {
     assert_eq!(known.count(), 100);
 }
 
+// hazard: VM-26
 #[test]
 fn frames_that_are_too_many_are_lost_like_in_any_queue() {
     let mut output = Output::new(Protection::Everything, PORT);
@@ -153,6 +156,7 @@ fn frames_that_are_too_many_are_lost_like_in_any_queue() {
 
 /// A host that had lost its standby and the zones went on answering: to who asked for the machine's address, and within transactions.
 /// Its successor had the same address.
+// hazard: VM-22
 #[test]
 fn a_host_that_may_have_a_successor_says_nothing() {
     let (mut output, seq) = connected();
@@ -165,6 +169,7 @@ fn a_host_that_may_have_a_successor_says_nothing() {
     assert!(output.leaves(arp).is_some());
 }
 
+// hazard: VM-17
 #[test]
 fn what_waits_changes_with_a_checkpoint() {
     let (mut output, mut seq) = connected();
@@ -202,6 +207,7 @@ fn what_waits_changes_at_once_if_no_checkpoints_are_made() {
 }
 
 /// A host that was stopped for longer than its standby waits woke up, and said what its machine had to say, beside its successor.
+// hazard: VM-33
 #[test]
 fn a_host_that_stood_still_for_too_long_says_nothing() {
     let (mut output, mut seq) = connected();

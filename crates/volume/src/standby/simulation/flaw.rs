@@ -15,16 +15,20 @@ pub(crate) enum Flaw {
     StampedByFeedback,
     /// Rule 3, H2: a move drops what the end of the new base covers.
     DroppedByEnd,
+    // hazard: N2
     /// N2: a checkpoint seals though a bulk writer's pages are not written.
     BulkIgnored,
     /// N2: the same, and a move drops blocks that the new base has no version of.
     DroppedWithoutVersion,
     /// N8: a move takes names away that redo has not removed.
     NamesTaken,
+    // hazard: PAGE-6
     /// N8: a move takes the tail away that a rollback removed, of a file that redo made or made longer.
     OwnTailsTaken,
+    // hazard: PAGE-7
     /// Rule 2: redo counts as at rest at the end of the log that was shown when it last told where it is.
     RestByFeedback,
+    // hazard: PAGE-8
     /// A new active takes the overlay's blocks out before the storage has them.
     TakenBeforeWritten,
     /// N8: a whiteout goes, and the cut before it, although the new base still has the file. (Without the
@@ -50,16 +54,21 @@ pub(crate) enum Flaw {
     AnswersAfterSleep,
     /// H2, H3: a standby reads the latest version of a block, not the sealed one.
     LatestInsteadOfSealed,
+    // hazard: ORDER-1
     /// Ordered log: commits are confirmed, and standbys shown the log, by what was answered.
     ConfirmedEarly,
+    // hazard: ORDER-1
     /// Ordered log: by the sync that was done last, though an earlier one is not.
     ConfirmedOutOfOrder,
+    // hazard: ORDER-2
     /// Ordered log: a seal is stated before its log is durable.
     SealedBeforeItsLog,
+    // hazard: ORDER-2
     /// Ordered log: W is what is durable at the cut, and pages of the image reflect more.
     EndOfTheDurable,
     /// Of the log of a timeline all is shown, also what a dead active wrote behind its fork.
     DeadLogShown,
+    // hazard: WAL-2
     /// A timeline is shown although the log before its fork is not.
     TimelineBeforeItsLog,
 }

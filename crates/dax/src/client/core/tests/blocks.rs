@@ -332,6 +332,7 @@ fn a_full_replica_is_tried_again() {
 
 /// A full zone answers each write, so it was never one that is not waited for. What it lacked filled the writer's memory, and everybody
 /// waited for room until that zone had some.
+// hazard: ZONE-23
 #[test]
 fn writers_go_on_while_one_replica_is_full() {
     let mut d = Harness::owner();

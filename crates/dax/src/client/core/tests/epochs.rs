@@ -261,6 +261,7 @@ fn a_contest_ends_while_a_replica_is_away() {
 
 /// An owner that had been away met only a store that is no member any more. It went by the members that this store
 /// named, found nobody there whom its writes were owed to, and took them for synced.
+// hazard: ZONE-6
 #[test]
 fn an_owner_that_hears_of_members_of_a_later_epoch_is_fenced() {
     let mut d = Harness::owner_with(VolumeSettings::spread(1, 1));

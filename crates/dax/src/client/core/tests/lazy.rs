@@ -53,6 +53,7 @@ fn grow(d: &mut Harness, byte: u8) {
     d.collect();
 }
 
+// hazard: D2
 #[test]
 fn the_lazy_one_is_sent_the_whole_of_what_follows_on_a_write_that_was_left_out() {
     let mut d = trailing();

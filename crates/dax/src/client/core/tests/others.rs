@@ -159,6 +159,7 @@ fn first_puts_of_different_lives_have_different_versions() {
 
 /// A replica that was full took a later write of the block, and its copy was damaged: the earlier write, which
 /// had been refused, was then sent again and taken for the newest.
+// hazard: ZONE-39
 #[test]
 fn what_was_refused_is_not_sent_again_once_a_newer_write_is_there() {
     let mut d = Harness::owner();
@@ -180,6 +181,7 @@ fn what_was_refused_is_not_sent_again_once_a_newer_write_is_there() {
     assert_eq!(d.core.replicas()[2].pending_bytes, 0);
 }
 
+// hazard: ZONE-1
 #[test]
 fn two_entries_that_lead_to_one_store_count_once() {
     let mut d = Harness::unrecorded();
@@ -212,6 +214,7 @@ fn two_entries_that_lead_to_one_store_count_once() {
 }
 
 /// A lost disk was being replaced, and the new one was lost as well: the exchange waited for that store for ever.
+// hazard: ZONE-20
 #[test]
 fn a_store_that_is_emptied_while_it_joins_is_replaced_by_the_next_one() {
     let mut d = Harness::owner();
@@ -231,6 +234,7 @@ fn a_store_that_is_emptied_while_it_joins_is_replaced_by_the_next_one() {
 
 /// r2's entry led to r0's store. The store lost its disk and came back with a new id: under r2's name, because that
 /// connection was made first. What r0 had acknowledged was gone with it, and was counted.
+// hazard: ZONE-33
 #[test]
 fn a_lost_disk_that_comes_back_under_another_entry_is_lost_under_its_own() {
     let mut d = Harness::unrecorded();
@@ -252,6 +256,7 @@ fn a_lost_disk_that_comes_back_under_another_entry_is_lost_under_its_own() {
 }
 
 /// One of two could not be read once; the third is away. The read waited for that one, for as long as it was away.
+// hazard: ZONE-34
 #[test]
 fn a_damaged_copy_is_asked_again_when_it_may_have_been_mended() {
     let mut d = Harness::owner();
@@ -277,6 +282,7 @@ fn a_damaged_copy_is_asked_again_when_it_may_have_been_mended() {
 
 /// The first copy that was found damaged had been mended before the second one was damaged. The read remembered both,
 /// and failed.
+// hazard: ZONE-35
 #[test]
 fn copies_that_are_damaged_one_after_the_other_are_not_both_lost() {
     let mut d = Harness::owner();
@@ -316,6 +322,7 @@ fn copies_that_are_damaged_one_after_the_other_are_not_both_lost() {
 
 /// An owner was told how far r0 was, and had not met it: nobody had recorded that it is a member. What the owner told
 /// next left r0 out, and so it was forgotten everywhere: r0 came back on an old copy of its directory and counted.
+// hazard: ZONE-8
 #[test]
 fn what_is_known_of_a_store_that_an_owner_has_not_met_is_told_on() {
     let mut d = Harness::unrecorded();
@@ -385,6 +392,7 @@ fn tell(peer: &mut Peer, seq: u64, store: StoreId, commit: u64) {
 
 /// Of five stores, r1 alone had been told how far r2 was in the end. The next owner met the three others first, and what it
 /// told then, with a higher version, replaced what r1 knew: r2 went on with an old copy of its directory, and counted.
+// hazard: ZONE-9
 #[test]
 fn what_one_store_knows_is_not_forgotten_by_an_owner_who_knew_less() {
     let mut d = successor(Harness::new(5, 3));
@@ -414,6 +422,7 @@ fn what_one_store_knows_is_not_forgotten_by_an_owner_who_knew_less() {
 
 /// An owner had met r2 on an old copy of its directory, about which nobody knew better. r1, who did, came later: what the owner
 /// had seen itself was believed all the same.
+// hazard: ZONE-9
 #[test]
 fn who_knows_better_than_the_owner_is_believed() {
     let mut d = successor(Harness::new(3, 2));
@@ -445,6 +454,7 @@ fn who_knows_better_than_the_owner_is_believed() {
 /// A store went back to a copy from a time when it was being rebuilt. It said that it was, so nobody told it; once it
 /// was rebuilt and counted, what it had been seen to have before denied it, and it had to be rebuilt a second time (the
 /// simulation's seed 4813, where two others were being rebuilt by then, so that nobody was left to own an epoch).
+// hazard: ZONE-11
 #[test]
 fn a_store_that_went_back_to_a_rebuild_is_told_as_well() {
     for known_before in [true, false] {
@@ -481,6 +491,7 @@ fn a_store_that_went_back_to_a_rebuild_is_told_as_well() {
 /// A store had gone back to a copy from before a later epoch, which it had accepted. The deposed owner, who could reach
 /// nobody else, counted it together with what another store had acknowledged before that epoch, and told its client that
 /// the write was durable (the simulation's seeds 777872 and 918684).
+// hazard: ZONE-13
 #[test]
 fn a_store_in_a_new_run_counts_once_somebody_else_has_answered_since() {
     let mut d = Harness::owner();
@@ -508,6 +519,7 @@ fn a_store_in_a_new_run_counts_once_somebody_else_has_answered_since() {
 
 /// A machine was put back to a snapshot with its memory: the store went on in the same run, and had lost what it had
 /// acknowledged.
+// hazard: ZONE-12
 #[test]
 fn a_store_that_went_back_with_its_process_is_noticed() {
     let mut d = Harness::owner();

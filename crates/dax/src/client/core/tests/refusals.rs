@@ -6,6 +6,7 @@ use crate::storage::{Difference, SyncScope};
 use crate::wire::Base;
 
 /// One bad sector of a zone kept every write of a block, all that was written after it, and each scrub waiting.
+// hazard: D4
 #[test]
 fn a_write_that_a_replica_refuses_for_long_is_missed() {
     let mut d = Harness::owner();
@@ -47,6 +48,7 @@ fn a_write_that_a_replica_refuses_for_long_is_missed() {
 }
 
 /// What only the zone that refuses it could make durable is not given up.
+// hazard: D4
 #[test]
 fn a_refused_write_that_is_not_durable_is_kept() {
     let mut d = Harness::owner();
@@ -65,6 +67,7 @@ fn a_refused_write_that_is_not_durable_is_kept() {
 
 /// A bit flipped in the writer's memory: every zone refused the block as damaged, it was sent again for ever, and commits
 /// hung, although the active was there and nobody took over.
+// hazard: D5
 #[test]
 fn a_writer_whose_copy_of_a_write_has_changed_stops() {
     let mut d = Harness::owner();
@@ -81,6 +84,7 @@ fn a_writer_whose_copy_of_a_write_has_changed_stops() {
     assert_eq!(d.peers[0].newest(key(1), SINGLE), None);
 }
 
+// hazard: D5
 #[test]
 fn what_has_changed_in_memory_is_not_read() {
     let mut d = Harness::owner();

@@ -277,6 +277,7 @@ fn a_replica_that_refuses_writes_is_not_rebuilt() {
 }
 
 /// A scrub waited until a full zone had room, and nobody was rebuilt meanwhile, nor could the full zone be replaced.
+// hazard: ZONE-24
 #[test]
 fn a_scrub_does_not_wait_for_a_full_replica() {
     let mut d = written();
@@ -295,6 +296,7 @@ fn a_scrub_does_not_wait_for_a_full_replica() {
 
 /// r0 acknowledged a write that the others had no room for, lost its disk, and was rebuilt from them, who lacked
 /// the write. Then one of the others took it, and with what r0 had acknowledged once that was k: in one copy.
+// hazard: ZONE-32
 #[test]
 fn what_a_lost_disk_acknowledged_counts_no_more() {
     let mut d = Harness::owner();
@@ -321,6 +323,7 @@ fn what_a_lost_disk_acknowledged_counts_no_more() {
 }
 
 /// The last acknowledgement that a write needed was given while its replica did not count yet.
+// hazard: ZONE-32
 #[test]
 fn what_a_rebuilt_replica_acknowledged_counts_once_it_counts() {
     let mut d = Harness::owner();
@@ -335,6 +338,7 @@ fn what_a_rebuilt_replica_acknowledged_counts_once_it_counts() {
     assert!(d.result(sync).unwrap().is_ok());
 }
 
+// hazard: ZONE-32
 #[test]
 fn a_record_that_a_lost_disk_took_is_put_again() {
     let mut d = Harness::owner();
@@ -358,6 +362,7 @@ fn a_record_that_a_lost_disk_took_is_put_again() {
 
 /// The replica that was being rebuilt could not read its files once, and was left out of the page: so it had not taken
 /// part in the scrub, and stayed one that does not count.
+// hazard: ZONE-28
 #[test]
 fn a_replica_that_cannot_answer_for_a_moment_takes_part_all_the_same() {
     let mut d = written();
@@ -393,6 +398,7 @@ fn a_replica_that_cannot_answer_for_a_moment_takes_part_all_the_same() {
 
 /// Two replicas had a write; the copy of one was damaged, and the other was away. A scrub found nothing to compare the
 /// rest with, counted all the same, and let an exchange end: a quorum of the new members missed the write.
+// hazard: ZONE-7
 #[test]
 fn a_scrub_that_reads_no_intact_copy_while_somebody_is_away_counts_for_nobody() {
     let mut d = written();
@@ -412,6 +418,7 @@ fn a_scrub_that_reads_no_intact_copy_while_somebody_is_away_counts_for_nobody() 
 /// A zone lost its disk, and another one lacked some blocks, too. While these were copied, their file was removed: what
 /// was known of them was found nowhere any more, so their copies waited for the zone that never came back, and with them
 /// the exchange that was to replace it.
+// hazard: ZONE-29
 #[test]
 fn copies_of_what_is_removed_meanwhile_wait_for_nobody_who_is_away() {
     let mut d = written();
@@ -434,6 +441,7 @@ fn copies_of_what_is_removed_meanwhile_wait_for_nobody_who_is_away() {
 
 /// Two of five lost their disks, and the connection to the one whose turn it was broke while its records were read. The
 /// other one took its place in the middle of its turn: it counted again without a write that it had refused.
+// hazard: ZONE-27
 #[test]
 fn a_replica_whose_turn_was_cut_short_leaves_nothing_to_the_next_one() {
     let mut d = Harness::new(5, 3);
@@ -468,6 +476,7 @@ fn a_replica_whose_turn_was_cut_short_leaves_nothing_to_the_next_one() {
 }
 
 /// The same while records were copied: the next one's turn waited for answers that the one before it owed.
+// hazard: ZONE-27
 #[test]
 fn a_scrub_ends_although_records_were_on_their_way_to_one_that_is_away() {
     let mut d = Harness::new(5, 3);
@@ -497,6 +506,7 @@ fn a_scrub_ends_although_records_were_on_their_way_to_one_that_is_away() {
 
 /// An exchange read the records, and one of those that they were to be copied to went away meanwhile: the exchange
 /// waited for its answer for ever.
+// hazard: ZONE-18
 #[test]
 fn an_exchange_ends_although_a_member_goes_away_while_records_are_read() {
     let mut d = written();
@@ -537,6 +547,7 @@ fn an_exchange_ends_although_a_member_goes_away_while_records_are_read() {
 
 /// A zone lost its disk while another one began to leave, and nobody had noticed. The joint membership needed the lost one for
 /// every quorum, and nothing could end any more, although the two others had everything.
+// hazard: ZONE-19
 #[test]
 fn members_count_jointly_only_once_those_who_will_be_needed_have_answered() {
     let mut d = written();
@@ -564,6 +575,7 @@ fn members_count_jointly_only_once_those_who_will_be_needed_have_answered() {
 
 /// Two zones lack a block that only the third one has, which is more than may ever be lost. Its copies were looked for at
 /// those two, who make a quorum, and not at the one that had it: the scrub mended nothing, whoever had written the block.
+// hazard: ZONE-30
 #[test]
 fn a_copy_is_taken_from_the_only_one_that_has_it() {
     for written_by_another in [false, true] {
@@ -582,6 +594,7 @@ fn a_copy_is_taken_from_the_only_one_that_has_it() {
 
 /// The beginning of a file was given back while one of its blocks was being copied: the zone had heard of that by the
 /// time that the copy arrived, and kept it.
+// hazard: ZONE-31
 #[test]
 fn what_was_removed_while_it_was_read_is_not_copied() {
     let mut d = written();
@@ -604,6 +617,7 @@ fn what_was_removed_while_it_was_read_is_not_copied() {
 
 /// A zone lost its disk, and one block was damaged in another. The copies of that block were looked for until the lost disk came
 /// back, which it never does, and with them the rebuild of everything behind it; so was the block by whoever read it.
+// hazard: ZONE-26
 #[test]
 fn a_block_whose_last_version_nobody_can_tell_holds_up_no_other() {
     let mut d = succeeded(written());

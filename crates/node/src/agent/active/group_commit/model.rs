@@ -232,6 +232,7 @@ fn the_model_has_a_knee_as_postgresql_has() {
     }
 }
 
+// hazard: NODE-2
 #[test]
 fn it_settles_near_the_knee_and_stays_calm() {
     for clients in [4, 8, 16, 32] {
@@ -247,6 +248,7 @@ fn it_settles_near_the_knee_and_stays_calm() {
     }
 }
 
+// hazard: NODE-2
 #[test]
 fn flushes_of_others_do_not_mislead_it() {
     for clients in [8, 32] {
@@ -274,6 +276,7 @@ fn more_and_fewer_clients_are_followed() {
     }
 }
 
+// hazard: NODE-2
 #[test]
 fn clients_that_take_turns_or_are_in_no_step_are_left_alone() {
     for (processor_ms, statements_ms) in [(0.1, 60.0), (0.1, 150.0), (1.5, 5.0)] {

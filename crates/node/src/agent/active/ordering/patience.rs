@@ -88,6 +88,7 @@ mod tests {
         Duration::from_secs(secs)
     }
 
+    // hazard: ORDER-13
     #[test]
     fn a_server_that_refuses_the_agent_for_long_is_given_up() {
         let (mut patience, begin) = (Patience::default(), Instant::now());
@@ -124,6 +125,7 @@ mod tests {
     }
 
     /// Whatever else was tried before: commits wait.
+    // hazard: ORDER-18
     #[test]
     fn the_connection_is_tried_again_soon_and_soonest_after_it_stood() {
         let (mut patience, now) = (Patience::default(), Instant::now());

@@ -150,6 +150,7 @@ mod tests {
     }
 
     /// All were left as soon as one was lost, before the log was strict.
+    // hazard: ORDER-16
     #[tokio::test]
     async fn a_lost_place_is_told_and_the_others_are_kept_until_they_may_be_left() {
         let dir = TempDir::new().unwrap();

@@ -240,6 +240,7 @@ mod tests {
         [ordered(), vec![event]].concat()
     }
 
+    // hazard: ORDER-7
     #[test]
     fn the_log_is_ordered_once_commits_wait_and_all_places_are_taken() {
         assert_eq!(after(&ordered()), (Stage::Ordered, vec![Effect::Order]));
@@ -269,6 +270,7 @@ mod tests {
     }
 
     /// Receivers that wait for a place would take them all, and nobody would confirm.
+    // hazard: ORDER-17
     #[test]
     fn places_are_kept_until_the_connection_that_confirms_is_back() {
         let (stage, done) = after(&with(gone()));
@@ -280,6 +282,7 @@ mod tests {
         assert_eq!(after(&back), (Stage::Proving, vec![Effect::Prove]));
     }
 
+    // hazard: ORDER-17
     #[test]
     fn a_place_is_given_up_for_the_connection_that_confirms_and_then_others_may_be_there() {
         let full = [with(gone()), vec![Event::ConnectAgain, crowded()]].concat();
@@ -301,6 +304,7 @@ mod tests {
     }
 
     /// Each proof holds all commits back for as long as it sees nothing.
+    // hazard: ORDER-20
     #[test]
     fn proofs_that_see_nothing_are_given_a_rest() {
         let unseen = || {
@@ -360,6 +364,7 @@ mod tests {
         assert_eq!((stage, done), (Stage::Connecting, vec![Effect::Connect]));
     }
 
+    // hazard: ORDER-15
     #[test]
     fn before_a_stop_what_was_answered_is_durable_and_then_others_may_connect() {
         let (stage, done) = after(&with(Event::Stop));

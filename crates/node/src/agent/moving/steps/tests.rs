@@ -205,6 +205,7 @@ impl World {
     }
 }
 
+// hazard: PAGE-7
 #[test]
 fn in_every_order_of_events_moves_are_safe_and_come_about() {
     let mut seen = HashSet::new();
@@ -295,6 +296,7 @@ fn a_seal_told_of_during_a_move_is_looked_at_after_it() {
 }
 
 // Redo was at the end of the log when it last told, and more log is shown since: that is no rest.
+// hazard: PAGE-7
 #[test]
 fn log_that_was_shown_after_the_last_progress_is_waited_for() {
     let now = Duration::from_secs(1);

@@ -20,6 +20,7 @@ fn an_active_hands_over_to_a_living_standby_only() {
 }
 
 /// A planned switchover to a node that could not take over was an outage for nothing.
+// hazard: NODE-16
 #[test]
 fn an_active_hands_over_by_name_to_who_replays_unless_forced() {
     use MemberState::{CatchingUp, Failing, Starting, Warm};
@@ -39,6 +40,7 @@ fn an_active_hands_over_by_name_to_who_replays_unless_forced() {
     }
 }
 
+// hazard: NODE-17
 #[test]
 fn an_active_without_zones_hands_over_by_force_only() {
     let mut node = Node::active();

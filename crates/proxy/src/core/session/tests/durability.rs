@@ -81,6 +81,7 @@ fn a_commit_without_an_answer_of_its_own_is_told_at_the_end() {
 }
 
 /// The server says that the transaction has committed: it has, there.
+// hazard: ORDER-12
 #[test]
 fn a_session_that_is_ended_while_it_waits_is_not_asked_about() {
     let mut desk = Desk::ready();
@@ -94,6 +95,7 @@ fn a_session_that_is_ended_while_it_waits_is_not_asked_about() {
 }
 
 /// The same server says that it has committed: the question waits until that is durable, and its wait may be cancelled, too.
+// hazard: ORDER-12
 #[test]
 fn a_question_whose_own_wait_was_cancelled_decides_nothing() {
     for (warning, told) in [(Some(CANCELLED), "08007 ZI"), (None, "COMMIT ZI")] {

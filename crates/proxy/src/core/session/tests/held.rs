@@ -28,6 +28,7 @@ fn xid() -> bytes::BytesMut {
 
 /// The client had the row when the server was lost that committed it. Run again, it had another key, and the client was told
 /// that it had been rolled back.
+// hazard: PROXY-71
 #[test]
 fn what_did_not_commit_was_not_told() {
     let mut desk = Desk::ready();
@@ -58,6 +59,7 @@ fn what_committed_is_told_as_it_was_answered() {
 }
 
 /// It asked for the answers before their end, so it had them.
+// hazard: PROXY-71
 #[test]
 fn who_had_other_answers_is_not_told_that_nothing_was_done() {
     let mut desk = Desk::ready();

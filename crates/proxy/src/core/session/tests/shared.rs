@@ -113,6 +113,7 @@ impl Shared {
 }
 
 /// The next client would run as tenant A.
+// hazard: PROXY-42
 #[test]
 fn a_discard_that_fails_discards_nothing() {
     let mut shared = Shared::new();
@@ -145,6 +146,7 @@ fn a_discard_that_succeeds_is_believed() {
 }
 
 /// The lock would stay on a connection that goes to others.
+// hazard: PROXY-42
 #[test]
 fn what_was_done_before_an_error_counts() {
     let mut shared = Shared::new();
@@ -173,6 +175,7 @@ type Case = (
 );
 
 /// A setting that was committed is on the server, whatever came after it or before.
+// hazard: PROXY-42
 #[test]
 fn settings_are_where_their_commit_left_them() {
     let cases: [Case; 5] = [
@@ -219,6 +222,7 @@ fn settings_are_where_their_commit_left_them() {
 }
 
 /// Its client closes it and prepares it again, and would be told for ever that this was done.
+// hazard: PROXY-43
 #[test]
 fn a_statement_that_the_server_cannot_run_any_more_is_prepared_again() {
     let mut shared = Shared::new();
@@ -258,6 +262,7 @@ fn a_statement_that_the_server_cannot_run_any_more_is_prepared_again() {
 }
 
 /// Statements that no client uses any more would stay in the memory of each server for as long as its connection lasts.
+// hazard: PROXY-44
 #[test]
 fn a_server_keeps_no_more_statements_than_it_may() {
     let mut shared = Shared::new();
@@ -288,6 +293,7 @@ fn a_server_keeps_no_more_statements_than_it_may() {
 }
 
 /// A connection that somebody else has had before has none of what this session listens to.
+// hazard: PROXY-45
 #[test]
 fn a_used_connection_is_given_channels() {
     let mut shared = Shared::new();
@@ -298,6 +304,7 @@ fn a_used_connection_is_given_channels() {
 
 /// A transaction that was to run again when no server took over in time: its client waited for ever for the answer to what was
 /// under way.
+// hazard: PROXY-13
 #[test]
 fn a_transaction_that_finds_no_server_to_run_again_fails() {
     let mut shared = Shared::new();
@@ -311,6 +318,7 @@ fn a_transaction_that_finds_no_server_to_run_again_fails() {
 }
 
 /// Nothing else would bring it notifications.
+// hazard: PROXY-45
 #[test]
 fn who_listens_has_a_server_after_an_unknown_outcome_too() {
     let mut shared = Shared::new();
@@ -336,6 +344,7 @@ fn who_listens_has_a_server_after_an_unknown_outcome_too() {
 }
 
 /// The position could not be asked for, and nothing was done: what the session has on its server it still has.
+// hazard: PROXY-46
 #[test]
 fn a_read_that_cannot_be_strong_costs_no_connection() {
     let mut shared = Shared::new();
@@ -355,6 +364,7 @@ fn a_read_that_cannot_be_strong_costs_no_connection() {
 
 /// What is parsed behind an error the server skips: it was taken to be there, and every later use of it failed, whoever had the
 /// connection.
+// hazard: PROXY-51
 #[test]
 fn what_comes_behind_an_error_is_not_there() {
     let insert: [(u8, &[u8]); 3] = [
@@ -391,6 +401,7 @@ fn what_comes_behind_an_error_is_not_there() {
 }
 
 /// A text in another encoding than the parser reads set something that the next client had.
+// hazard: PROXY-54
 #[test]
 fn who_may_have_left_something_keeps_the_connection() {
     let text: (u8, &[u8]) = (b'Q', b"SET app.user = 'M\xfcller'\0");
@@ -420,6 +431,7 @@ fn who_may_have_left_something_keeps_the_connection() {
 }
 
 /// A session in New York was answered by a statement whose literals had been read in London.
+// hazard: PROXY-59
 #[test]
 fn a_statement_is_shared_by_those_who_read_it_alike() {
     let parse: [(u8, &[u8]); 2] = [
@@ -451,6 +463,7 @@ fn a_statement_is_shared_by_those_who_read_it_alike() {
 }
 
 /// What was read when nobody knew by what, or on what day, is nobody else's.
+// hazard: PROXY-59
 #[test]
 fn a_statement_that_others_would_read_otherwise_does_not_stay() {
     let set: [(u8, &[u8]); 3] = [

@@ -10,6 +10,7 @@ use super::shared::Shared;
 use protocol::frame::Refusal;
 
 /// An active that was cut off has less than the standby that the session has read on.
+// hazard: PROXY-48
 #[test]
 fn a_session_leaves_a_standby_for_a_proven_active_only() {
     let is_question = |effect: &Effect| matches!(effect, Effect::AskPosition { .. });
@@ -78,6 +79,7 @@ fn a_session_whose_commit_is_in_doubt_waits_until_it_would_be_shown() {
 
 /// A connection to a standby goes to others after each transaction: the next client ran as somebody else's tenant, and a lock
 /// was held that nobody on the active knew of.
+// hazard: PROXY-49
 #[test]
 fn what_would_stay_on_a_standby_runs_on_the_active() {
     for text in [
@@ -110,6 +112,7 @@ fn what_would_stay_on_a_standby_runs_on_the_active() {
 }
 
 /// Whoever vouches for a function does not vouch for what it leaves behind.
+// hazard: PROXY-49
 #[test]
 fn a_hint_moves_no_lock_to_a_standby() {
     let mut shared = Shared::new();
@@ -120,6 +123,7 @@ fn a_hint_moves_no_lock_to_a_standby() {
 }
 
 /// A client that was told to look for what its lost statement did looked on a standby that did not have it yet, and did it again.
+// hazard: PROXY-50
 #[test]
 fn a_session_looks_for_what_it_did_on_a_server_that_is_lost() {
     let is_question = |effect: &Effect| matches!(effect, Effect::AskPosition { .. });
@@ -138,6 +142,7 @@ fn a_session_looks_for_what_it_did_on_a_server_that_is_lost() {
 }
 
 /// A transaction had read what only its standby had, and was tried again on one that was behind.
+// hazard: PROXY-50
 #[test]
 fn a_transaction_that_fails_has_seen_what_its_standby_had() {
     let is_question = |effect: &Effect| matches!(effect, Effect::AskPosition { .. });
@@ -160,6 +165,7 @@ fn a_transaction_that_fails_has_seen_what_its_standby_had() {
 }
 
 /// A conflict with replay on a standby ended the session, with everything that it had elsewhere.
+// hazard: PROXY-56
 #[test]
 fn a_session_outlives_its_connection_to_a_standby() {
     let on_standby = || {
@@ -194,6 +200,7 @@ fn a_session_outlives_its_connection_to_a_standby() {
 }
 
 /// Another session had written on the next active and passed on where: the one that was cut off answered, as it did not know of it.
+// hazard: PROXY-57
 #[test]
 fn a_version_that_was_asked_for_is_proved_to_be_there() {
     let is_question = |effect: &Effect| matches!(effect, Effect::AskPosition { .. });
@@ -241,6 +248,7 @@ fn a_version_that_was_asked_for_is_proved_to_be_there() {
 }
 
 /// `EXECUTE` was taken for a write, which proves by its commit that its active is active.
+// hazard: PROXY-64
 #[test]
 fn what_may_be_a_read_is_as_strong_as_one() {
     for text in [

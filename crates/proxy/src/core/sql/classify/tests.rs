@@ -32,6 +32,7 @@ fn selects_that_write() {
 }
 
 /// `COPY` runs the statement in its brackets, whatever it is.
+// hazard: PROXY-5
 #[test]
 fn copies_that_write() {
     for text in [
@@ -105,6 +106,7 @@ fn what_runs_alone() {
 }
 
 /// They were run again with their transaction, although what they had done elsewhere was done.
+// hazard: PROXY-55
 #[test]
 fn what_acts_outside_of_the_transaction() {
     let acts = |text: &str| {
@@ -136,6 +138,7 @@ fn what_acts_outside_of_the_transaction() {
     assert!(super::super::Statement::opaque().parts[0].runs_unseen);
 }
 
+// hazard: PROXY-41
 #[test]
 fn settings() {
     let effects = |text: &str| only(text).effects;
@@ -177,6 +180,7 @@ fn settings() {
 }
 
 /// Nothing was set on the server, and the session was given it on the next one.
+// hazard: PROXY-53
 #[test]
 fn only_what_is_executed_for_certain_is_a_setting() {
     let effects = |text: &str| only(text).effects;
@@ -210,6 +214,7 @@ fn only_what_is_executed_for_certain_is_a_setting() {
     }
 }
 
+// hazard: PROXY-52
 #[test]
 fn what_a_session_keeps() {
     let effects = |text: &str| only(text).effects;
@@ -292,6 +297,7 @@ fn nonsense_is_not_understood() {
 
 /// pgjdbc says so in `setReadOnly` and `setTransactionIsolation`. There is no setting of that name to be reset, and the
 /// second would take the place of the first.
+// hazard: PROXY-41
 #[test]
 fn modes_of_all_transactions_are_settings() {
     let changes = |text: &str| -> Vec<(String, String)> {
