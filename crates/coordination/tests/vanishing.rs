@@ -157,6 +157,8 @@ async fn a_standby_that_comes_again_is_listed_as_its_new_connection_says() {
     .await;
 }
 
+// An order whose sender had given up after ten seconds once stayed in the node's queue, behind a restart for example, and
+// was carried out minutes later.
 // hazard: NODE-23
 #[tokio::test]
 async fn an_order_whose_asker_gives_up_is_given_up() {

@@ -72,6 +72,8 @@ fn a_half_is_read_past_the_page_cache() {
     assert!(view.writes.lock().is_empty());
 }
 
+// A clean stop once lost the last half of a page that a hosted server had written: the mount still had it when everything
+// was synced.
 // hazard: ENGINE-9
 #[test]
 fn a_half_whose_rest_does_not_come() {

@@ -250,6 +250,7 @@ mod tests {
         assert!(whom(&members, Some(&a), How::Planned).is_err());
     }
 
+    // `failover` without a name once asked the first standby by name, dead or not, and failed although another one was warm.
     // hazard: NODE-24
     #[test]
     fn the_best_standby_is_asked_first_whatever_it_is_called() {
@@ -303,6 +304,7 @@ mod tests {
         assert!(all.contains("c: the agent at c:7432 refused"), "{all}");
     }
 
+    // A switchover after which another node than the named one served was once reported as a success.
     // hazard: NODE-25
     #[test]
     fn another_active_than_the_wanted_one_is_no_success() {

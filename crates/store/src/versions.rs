@@ -81,6 +81,7 @@ mod tests {
     use crate::keys::VolumeId;
     use dax::ids::{BlockKey, Epoch, FileId, Generation};
 
+    // A late write once replaced a damaged copy, although the zone still knew a newer version of the block.
     // hazard: ZONE-37
     #[test]
     fn remembers_the_last_and_never_an_older_version() {

@@ -204,6 +204,8 @@ fn needed_bytes(claim: &Claim, end: Lsn) -> u64 {
 mod tests {
     use super::*;
 
+    // A revocation that could not be written once still let the claim be removed 30 s later, and `understudy remove` removed
+    // a claim at once: a live standby had no time to notice.
     // hazard: NODE-6
     #[test]
     fn a_claim_is_lost_by_silence_by_lag_and_by_order_and_given_back_only_after_the_grace() {

@@ -176,6 +176,7 @@ mod tests {
     const SHORT: Duration = Duration::from_millis(20);
     const LIMIT: Duration = Duration::from_secs(60);
 
+    // The HTTP interface once had any number of connections, and a silent one stayed for ever.
     // hazard: SEC-4
     #[tokio::test]
     async fn a_request_that_does_not_come_is_not_waited_for_but_an_answer_is() {

@@ -18,6 +18,8 @@ use crate::stage::{TIMEOUT, program};
 /// A file that takes a while to copy.
 const BALLAST_BYTES: usize = 256 << 20;
 
+// A killed `init --import` once stayed as a process with a mount that only `umount -f` removed: its threads waited for
+// answers of their own process.
 // hazard: SEAL-3
 #[tokio::test(flavor = "multi_thread")]
 #[ignore = "system test: make test-system"]

@@ -40,6 +40,7 @@ fn an_active_hands_over_by_name_to_who_replays_unless_forced() {
     }
 }
 
+// A switchover that was asked of an active without zones was once a failover: its PostgreSQL was killed.
 // hazard: NODE-17
 #[test]
 fn an_active_without_zones_hands_over_by_force_only() {
