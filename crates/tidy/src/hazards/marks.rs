@@ -102,8 +102,8 @@ fn behind_brackets(text: &str) -> &str {
     ""
 }
 
-/// Files of the test functions of each crate, by `crate::name`.
-pub fn tests(sources: &[TextFile]) -> BTreeMap<String, String> {
+/// Files of all functions, by `crate::name`, so that a test without a mark can be looked up.
+pub fn functions(sources: &[TextFile]) -> BTreeMap<String, String> {
     let mut found = BTreeMap::new();
     for file in sources {
         let Some(owner) = file.crate_name() else {
@@ -170,9 +170,9 @@ mod checks {
     }
 
     #[test]
-    fn tests_are_known_by_crate_and_name() {
+    fn functions_are_known_by_crate_and_name() {
         let file = TextFile::new("crates/a/tests/x.rs", "fn one() {}\n// fn two\n");
         let expected = ("a::one".to_owned(), "crates/a/tests/x.rs".to_owned());
-        assert_eq!(tests(&[file]), BTreeMap::from([expected]));
+        assert_eq!(functions(&[file]), BTreeMap::from([expected]));
     }
 }

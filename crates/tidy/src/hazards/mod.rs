@@ -11,7 +11,7 @@ use std::path::Path;
 
 use crate::tree::Repository;
 
-pub use marks::{Mark, is_mark, marks, tests};
+pub use marks::{Mark, functions, is_mark, marks};
 pub use sentences::{Area, Sentences};
 
 /// Place of the page below the root.
@@ -27,10 +27,10 @@ pub const SENTENCES: &str = "crates/tidy/hazards.toml";
 pub fn page(repository: &Repository) -> Result<String, Vec<String>> {
     let sentences = read(&repository.root).map_err(|error| vec![error])?;
     let marks = marks(&repository.sources);
-    let tests = tests(&repository.sources);
-    let complaints = sentences.complaints(&marks, &tests);
+    let functions = functions(&repository.sources);
+    let complaints = sentences.complaints(&marks, &functions);
     match complaints.is_empty() {
-        true => Ok(page::page(&sentences, &marks, &tests)),
+        true => Ok(page::page(&sentences, &marks, &functions)),
         false => Err(complaints),
     }
 }

@@ -17,12 +17,12 @@ A name that begins with a capital is a *flaw*: a rule that a [simulation](simula
 checks must notice.
 ";
 
-/// Returns the page. `tests` are the files of all functions, by `crate::name`.
-pub fn page(sentences: &Sentences, marks: &[Mark], tests: &BTreeMap<String, String>) -> String {
+/// Returns the page. `functions` are the files of all functions, by `crate::name`.
+pub fn page(sentences: &Sentences, marks: &[Mark], functions: &BTreeMap<String, String>) -> String {
     let mut page = HEAD.to_owned();
     for area in &sentences.areas {
         page.push_str(&format!("\n## {}\n", area.title));
-        page.push_str(&rows(area, sentences, marks, tests));
+        page.push_str(&rows(area, sentences, marks, functions));
         page.push_str(&untested(area));
     }
     page
@@ -32,7 +32,7 @@ fn rows(
     area: &Area,
     sentences: &Sentences,
     marks: &[Mark],
-    tests: &BTreeMap<String, String>,
+    functions: &BTreeMap<String, String>,
 ) -> String {
     if area.hazards.is_empty() {
         return String::new();
@@ -45,7 +45,7 @@ fn rows(
         let marked = of_id.filter_map(|mark| Some((mark.test.as_deref()?, mark.path.as_str())));
         let named = sentences.unmarked(id).filter_map(|test| {
             let (_, name) = test.split_once("::")?;
-            Some((name, tests.get(test)?.as_str()))
+            Some((name, functions.get(test)?.as_str()))
         });
         let links: Vec<String> = marked.chain(named).map(link).collect();
         let (sentence, links) = (&area.hazards[id], links.join(", "));

@@ -42,8 +42,8 @@ impl Sentences {
         Ok(Sentences { areas: areas? })
     }
 
-    /// Complaints about ids, sentences and marks. `tests` are all functions, as `crate::name`.
-    pub fn complaints(&self, marks: &[Mark], tests: &BTreeMap<String, String>) -> Vec<String> {
+    /// Complaints about ids, sentences and marks. `functions` are all functions, by `crate::name`.
+    pub fn complaints(&self, marks: &[Mark], functions: &BTreeMap<String, String>) -> Vec<String> {
         let mut complaints = Vec::new();
         let mut known = BTreeSet::new();
         for (id, sentence) in self.areas.iter().flat_map(|area| &area.hazards) {
@@ -82,7 +82,7 @@ impl Sentences {
             if !known.contains(id) {
                 complaints.push(format!("unmarked.{id}: there is no such hazard"));
             }
-            if !tests.contains_key(test) {
+            if !functions.contains_key(test) {
                 complaints.push(format!("unmarked.{id}: there is no test {test}"));
             }
         }
