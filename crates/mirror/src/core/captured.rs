@@ -43,9 +43,14 @@ impl Captured {
         has.is_some_and(|up_to| header.origin.end <= *up_to)
     }
 
+    /// True if the member's own server has made a commit.
+    pub fn is_own(&self, header: &Header) -> bool {
+        self.own == Some(header.origin.system)
+    }
+
     /// True if the member lacks a commit that another server has made.
     pub fn is_of_others(&self, header: &Header) -> bool {
-        self.own != Some(header.origin.system) && !self.contains(header)
+        !self.is_own(header) && !self.contains(header)
     }
 
     /// The member has all commits of these servers up to there; the first of them is its own.

@@ -8,15 +8,18 @@
 //! together is executed one by one. Invariants: a transaction commits with its number, which can be there only once, and not before
 //! each of its changes has found its row.
 
+use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 
-use super::deputy::{self, Deputy, ROWS};
+use super::deputy::{self, Deputy, NOBODY, ROWS};
 use super::member::{Member, number_text, put_commit, put_number};
+use super::tables;
 use super::wire::{Postgres, Reply, Wire, WireError};
 use crate::core::manager::Life;
 use crate::core::record::{Number, Record};
 use crate::core::rows::Rows;
+use crate::rows::write::CodeOwner;
 
 /// How often a transaction is tried, before it is told why it cannot be executed.
 const ATTEMPTS: u32 = 10;
@@ -88,6 +91,13 @@ impl Applier {
         self.session.query(OWN).await.map(drop)
     }
 
+    /// Has functions write rows with this secret, if there is one. Clients' code may run in such a session then, and could exchange a
+    /// statement that was given a name.
+    fn take_secret(&mut self, secret: Option<String>) {
+        self.session.wire.statements.parses_always = secret.is_some();
+        self.secret = secret;
+    }
+
     /// Begins a transaction, with definitions as they are: what was prepared before they changed may mean something else.
     pub(super) fn begin(&mut self, definitions: u64) -> Result<(), Failed> {
         if std::mem::replace(&mut self.definitions, definitions) != definitions {
@@ -124,6 +134,11 @@ impl Applier {
                     None => put_number(&mut self.session.wire, number, token)?,
                 }
             }
+        }
+        if self.secret.is_some() {
+            // A cursor that clients' code has left would be executed at the commit, as whoever has logged in.
+            self.end_batch().await?;
+            self.session.query("CLOSE ALL").await?;
         }
         put_commit(&mut self.session.wire)?;
         self.session.wire.flush().await?;
@@ -210,7 +225,8 @@ impl Member {
     }
 
     async fn attempt(&self, life: Life, records: &[Record]) -> Result<(), Failed> {
-        let deputy = self.deputy_of(life, records.first()).await?;
+        let rows = records.iter().map(rows_of).collect::<Result<Vec<_>, _>>()?;
+        let deputy = self.deputy_of(life, &rows).await?;
         let secret = self.secret_of(life, &deputy).await?;
         // A member that lets nobody in has answered nothing.
         let applier = self.applier(life, &deputy).await;
@@ -222,8 +238,8 @@ impl Member {
                 target.user
             )),
         })?;
-        applier.secret = secret;
-        let executed = match self.execute(&mut applier, records).await {
+        applier.take_secret(secret);
+        let executed = match self.execute(&mut applier, records, &rows).await {
             Err(failed @ (Failed::Differs(_) | Failed::Wire(WireError::Said(_)))) => {
                 if let Err(error) = applier.give_up().await {
                     self.idle.lock().clear();
@@ -244,22 +260,18 @@ impl Member {
         match executed {
             // What has ended one session may have ended all that wait: nobody asks those.
             Err(Failed::Wire(WireError::Lost(_))) => self.idle.lock().clear(),
-            _ => self.give_back(applier),
+            _ => self.give_back_clean(applier).await,
         }
         executed
     }
 
     /// The deputy that executes a transaction.
-    async fn deputy_of(&self, life: Life, record: Option<&Record>) -> Result<Deputy, Failed> {
-        let Some(record) = record else {
-            return Ok(Deputy::Own);
-        };
-        let rows = rows_of(record)?;
-        if rows.catalog().is_some() {
+    async fn deputy_of(&self, life: Life, all: &[Rows]) -> Result<Deputy, Failed> {
+        if all.iter().any(|rows| rows.catalog().is_some()) {
             return Ok(Deputy::Own);
         }
         let mut deputy = None;
-        for (login, role) in rows.said_by() {
+        for (login, role) in all.iter().flat_map(Rows::said_by) {
             let mut of = self.deputy_of_login(life, login).await?;
             if let Deputy::Own = of {
                 // A superuser who was somebody else: what that one has defined may run, and could be a superuser again.
@@ -273,8 +285,33 @@ impl Member {
         }
         match deputy {
             Some(deputy) => Ok(deputy),
-            None => self.writer(life).await,
+            None => Ok(match self.runs_code(all).await? {
+                true => self.writers(life).await?.1,
+                false => self.writers(life).await?.0,
+            }),
         }
+    }
+
+    /// True if clients' code runs when these rows are written.
+    pub(super) async fn runs_code(&self, all: &[Rows]) -> Result<bool, Failed> {
+        let definitions = self.definitions.load(Ordering::Acquire);
+        let mut runs = false;
+        for relation in all.iter().flat_map(|rows| &rows.relations) {
+            let name = relation.quoted();
+            let known = match self.tables.get(definitions, &name) {
+                Some(known) => known,
+                None => {
+                    let answer = self.ask(&tables::question(&name)).await;
+                    // Nothing that keeps one from being read is a difference.
+                    let answer = answer.map_err(std::io::Error::other)?;
+                    let table = Arc::new(tables::read(answer.rows()));
+                    self.tables.learn(definitions, &name, &table);
+                    table
+                }
+            };
+            runs |= known.code_of.is_some();
+        }
+        Ok(runs)
     }
 
     /// The secret with which a deputy's session writes rows; none if it does not, or needs none.
@@ -282,22 +319,40 @@ impl Member {
         if matches!(deputy.name(), "" | ROWS) {
             return Ok(None);
         }
-        match self.writer(life).await? {
+        match self.writers(life).await?.0 {
             Deputy::Role(target) => Ok(target.password),
             Deputy::Own => Ok(None),
         }
     }
 
-    /// The deputy that writes rows.
-    pub(super) async fn writer(&self, life: Life) -> Result<Deputy, Failed> {
+    /// The deputies that write rows: where no code of clients runs, and where some does.
+    pub(super) async fn writers(&self, life: Life) -> Result<(Deputy, Deputy), Failed> {
         let mut deputies = self.deputies.lock().await;
-        if let Some((deputy, _)) = deputies.of(life, 0, ROWS) {
-            return Ok(deputy);
+        if let (Some((rows, _)), Some((nobody, _))) =
+            (deputies.of(life, 0, ROWS), deputies.of(life, 0, NOBODY))
+        {
+            return Ok((rows, nobody));
         }
-        let (deputy, text) = deputy::make_writer(&self.target)?;
+        let ([rows, nobody], text) = deputy::make_writers(&self.target)?;
         self.ask(&text).await.map_err(std::io::Error::other)?;
-        deputies.learn(0, ROWS, &deputy);
-        Ok(deputy)
+        deputies.learn(0, ROWS, &rows);
+        deputies.learn(0, NOBODY, &nobody);
+        Ok((rows, nobody))
+    }
+
+    /// The statement by which rows of an owner's tables are written where clients' code runs.
+    pub(super) async fn code_writer(
+        &self,
+        life: Life,
+        owner: &CodeOwner,
+    ) -> Result<String, Failed> {
+        let (by, text) = deputy::make_code_writer(owner);
+        let mut deputies = self.deputies.lock().await;
+        if deputies.of(life, 0, &text).is_none() {
+            self.ask(&text).await.map_err(std::io::Error::other)?;
+            deputies.learn(0, &text, &Deputy::Own);
+        }
+        Ok(by)
     }
 
     async fn deputy_of_login(&self, life: Life, login: String) -> Result<Deputy, Failed> {
@@ -327,14 +382,18 @@ impl Member {
         Ok(deputy)
     }
 
-    async fn execute(&self, applier: &mut Applier, records: &[Record]) -> Result<(), Failed> {
+    async fn execute(
+        &self,
+        applier: &mut Applier,
+        records: &[Record],
+        rows: &[Rows],
+    ) -> Result<(), Failed> {
         let definitions = self.definitions.load(Ordering::Acquire);
         applier.begin(definitions)?;
         let mut defines = false;
-        for record in records {
-            let rows = rows_of(record)?;
+        for (record, rows) in records.iter().zip(rows) {
             defines |= rows.defines();
-            self.write_rows(applier, definitions, &rows).await?;
+            self.write_rows(applier, definitions, rows).await?;
             self.set_sequences(applier, &record.draft.sequences).await?;
         }
         applier.commit(records).await?;

@@ -1,7 +1,7 @@
 //! Writing rows of the log to the member.
 //!
-//! Invariant: nothing that a client has defined sets anything off, but for checks and expressions, which a role executes that is no
-//! superuser; each change finds exactly one row, or the member differs.
+//! Invariant: nothing that a client has defined sets anything off, but for checks and expressions, which the table's owner executes and
+//! nobody with more rights; each change finds exactly one row, or the member differs.
 
 use std::collections::{BTreeSet, HashMap};
 use std::sync::Arc;
@@ -10,13 +10,14 @@ use postgres_protocol::escape::{escape_identifier, escape_literal};
 
 use super::apply::{Applier, Failed};
 use super::definitions;
-use super::deputy::{self, ROWS};
+use super::deputy::{ROWS, WRITE};
 use super::member::Member;
 use super::statements::Parameter;
+use super::tables;
 use super::wire::{Wire, tag};
 use crate::core::rows::{Change, Definition, Rows};
 use crate::rows::shared::{SHARED, executing};
-use crate::rows::write::{self, Column, Table, Values, Written};
+use crate::rows::write::{self, Described, Values, Written};
 
 /// Answers are read after so much was sent.
 const SENT_BYTES: usize = 16 << 10;
@@ -38,9 +39,9 @@ impl Member {
     ) -> Result<(), Failed> {
         let defines = rows.defines();
         as_writer(applier).await?;
-        let mut own: HashMap<String, Arc<Table>> = HashMap::new();
+        let mut own: HashMap<String, Arc<Described>> = HashMap::new();
         let mut sent = Sent::new();
-        let empty = Arc::new(Table::new());
+        let empty = Arc::new(Described::default());
         for change in &rows.changes {
             if let Change::Define(said) = change {
                 compare(applier, &mut sent).await?;
@@ -67,7 +68,8 @@ impl Member {
                 (None, name) => {
                     let name = name.unwrap_or_default();
                     compare(applier, &mut sent).await?;
-                    let table = Arc::new(describe(applier, &name).await?);
+                    let answer = applier.session.query(&tables::question(&name)).await?;
+                    let table = Arc::new(tables::read(answer.rows()));
                     match defines {
                         true => drop(own.insert(name, table.clone())),
                         false => self.tables.learn(version, &name, &table),
@@ -75,7 +77,8 @@ impl Member {
                     table
                 }
             };
-            let values = match applier.secret {
+            let by = self.written_by(applier, &table, defines).await?;
+            let values = match by {
                 Some(_) => Values::Literal,
                 None => Values::Bound,
             };
@@ -83,7 +86,7 @@ impl Member {
             let Some(written) = written else {
                 continue;
             };
-            sent.push((change, applier.put_written(written)?));
+            sent.push((change, applier.put_written(written, by.as_deref())?));
             if applier.session.wire.output.len() >= SENT_BYTES {
                 compare(applier, &mut sent).await?;
             }
@@ -93,6 +96,32 @@ impl Member {
             raise_owned(applier, rows).await?;
         }
         Ok(())
+    }
+
+    /// The statement by which a function writes a row in this session; none if the session does that itself.
+    async fn written_by(
+        &self,
+        applier: &Applier,
+        table: &Described,
+        defines: bool,
+    ) -> Result<Option<String>, Failed> {
+        let Some(owner) = &table.code_of else {
+            return Ok(applier.secret.as_ref().map(|_| WRITE.to_owned()));
+        };
+        match applier.secret {
+            // Definitions have changed since the session was chosen.
+            None if applier.deputy == ROWS => Err(Failed::Wire(
+                std::io::Error::other("clients' code runs when rows of the table are written")
+                    .into(),
+            )),
+            None => Ok(None),
+            Some(_) => match self.code_writer(applier.life, owner).await {
+                Ok(by) => Ok(Some(by)),
+                // Its owner was made by the same transaction, and so was its code: whoever has logged in ran that at the primary as well.
+                Err(_) if defines => Ok(None),
+                Err(error) => Err(error),
+            },
+        }
     }
 
     /// Sets sequences as the log says.
@@ -221,36 +250,6 @@ async fn raise_owned(applier: &mut Applier, rows: &Rows) -> Result<(), Failed> {
     Ok(())
 }
 
-/// Reads what the member's catalog says of a table.
-async fn describe(applier: &mut Applier, name: &str) -> Result<Table, Failed> {
-    let asked = format!(
-        "SELECT a.attname, pg_catalog.format_type(a.atttypid, a.atttypmod), a.attidentity = 'a', \
-         (SELECT pg_catalog.format('OPERATOR(%I.%s)', n.nspname, o.oprname) FROM pg_catalog.pg_index i \
-          CROSS JOIN LATERAL ROWS FROM (pg_catalog.unnest(i.indkey::pg_catalog.int2[]), pg_catalog.unnest(i.indclass::pg_catalog.oid[])) \
-            k (attnum, opclass) \
-          JOIN pg_catalog.pg_opclass c ON c.oid = k.opclass JOIN pg_catalog.pg_amop m ON m.amopfamily = c.opcfamily \
-            AND m.amoplefttype = c.opcintype AND m.amoprighttype = c.opcintype AND m.amopstrategy = 3 \
-          JOIN pg_catalog.pg_operator o ON o.oid = m.amopopr JOIN pg_catalog.pg_namespace n ON n.oid = o.oprnamespace \
-          WHERE i.indrelid = a.attrelid AND (i.indisprimary OR i.indisreplident) AND i.indisvalid AND k.attnum = a.attnum LIMIT 1) \
-         FROM pg_catalog.pg_attribute a \
-         WHERE a.attrelid = {}::pg_catalog.regclass AND a.attnum > 0 AND NOT a.attisdropped",
-        escape_literal(name)
-    );
-    let described = applier.session.query(&asked).await?;
-    let columns = described.rows().into_iter().map(|row| {
-        let mut row = row.into_iter();
-        let mut next = || row.next().flatten();
-        let name = next().unwrap_or_default();
-        let column = Column {
-            type_name: next().unwrap_or_default(),
-            is_always: next().as_deref() == Some("t"),
-            equals: next(),
-        };
-        (name, column)
-    });
-    Ok(columns.collect())
-}
-
 /// Sends what was put, and sees that each change has found its row.
 async fn compare(applier: &mut Applier, sent: &mut Sent<'_>) -> Result<(), Failed> {
     let Some(reply) = applier.end_batch().await? else {
@@ -271,15 +270,15 @@ async fn compare(applier: &mut Applier, sent: &mut Sent<'_>) -> Result<(), Faile
 
 impl Applier {
     /// Puts the statement of a change without sending it: the answer that must come.
-    fn put_written(&mut self, written: Written) -> Result<&'static str, Failed> {
+    fn put_written(&mut self, written: Written, by: Option<&str>) -> Result<&'static str, Failed> {
         let parameter = |value| Parameter { type_oid: 0, value };
-        let Some(secret) = self.secret.clone() else {
+        let Some((secret, by)) = self.secret.clone().zip(by) else {
             let parameters = written.parameters.into_iter().map(parameter);
             self.put(&written.text, &parameters.collect::<Vec<_>>())?;
             return Ok(written.tag);
         };
         let values = [secret, written.text].map(|text| parameter(Some(text.into_bytes())));
-        self.put(deputy::WRITE, &values)?;
+        self.put(by, &values)?;
         Ok("SELECT 1")
     }
 
@@ -290,11 +289,12 @@ impl Applier {
             return Ok(());
         }
         self.end_batch().await?;
-        self.put_written(Written {
+        let written = Written {
             text,
             parameters: Vec::new(),
             tag: "",
-        })?;
+        };
+        self.put_written(written, Some(WRITE))?;
         self.end_batch().await.map(drop)
     }
 

@@ -19,7 +19,7 @@ impl Hub {
         let life = self.look(Manager::life);
         let ended = async {
             let mut session = Postgres::connect(&self.member.target, "understudy mirror").await?;
-            rows::end_writers(&mut session).await
+            rows::end_writers(&mut session, &self.member.managers).await
         };
         match ended.await {
             Ok(began) => self.act(|manager, _| {

@@ -297,6 +297,11 @@ pub fn metrics(hub: &Hub) -> String {
             of(&counters.compared),
         ),
         (
+            "uncompared_total",
+            "transactions that the standby had executed before its manager looked at it, and that were not compared",
+            of(&counters.uncompared),
+        ),
+        (
             "transfers_total",
             "state transfers",
             of(&counters.transfers),

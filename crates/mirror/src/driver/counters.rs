@@ -16,12 +16,19 @@ pub struct Counters {
     pub moved: AtomicU64,
     /// Transactions whose rows were compared with the log's after the member had committed them.
     pub compared: AtomicU64,
+    /// Transactions that the member had executed before the manager looked at it, and that were not compared.
+    pub uncompared: AtomicU64,
 }
 
 impl Counters {
     /// So many transactions more were compared, and are equal.
     pub fn count_compared(&self, count: usize) {
         self.compared.fetch_add(count as u64, Ordering::Relaxed);
+    }
+
+    /// So many transactions more cannot be compared.
+    pub fn count_uncompared(&self, count: usize) {
+        self.uncompared.fetch_add(count as u64, Ordering::Relaxed);
     }
 }
 

@@ -17,12 +17,16 @@ use proxy::core::settings::quote_literal;
 
 use super::config::Target;
 use crate::core::manager::Life;
+use crate::rows::write::CodeOwner;
 
 /// The beginning of the roles' names. Each server has its own, and a number of the role's there follows.
 pub const PREFIX: &str = "understudy_as_";
 
-/// The role that writes rows: no superuser, because checks and expressions of clients' tables run as it.
+/// The role that writes rows, and runs no code of clients.
 pub const ROWS: &str = "understudy_as_rows";
+
+/// The role that logs in where clients' code runs while rows are written. It has no right: functions write, each as a table's owner.
+pub const NOBODY: &str = "understudy_as_0_rows";
 
 /// A role that a transaction of the log is executed as.
 #[derive(Debug, Clone)]
@@ -81,14 +85,18 @@ pub fn question(login: &str) -> String {
 /// secret and a statement: a parameter is in no text that clients' functions could read in that session.
 pub const WRITE: &str = "SELECT understudy_mirror.write($1, $2)";
 
-/// The deputy that writes rows, and the statements that make it. Its password is what other deputies' sessions write rows with.
-pub fn make_writer(member: &Target) -> io::Result<(Deputy, String)> {
+/// The deputies that write rows, without and with clients' code, and the statements that make them. Their password is what other
+/// deputies' sessions write rows with.
+pub fn make_writers(member: &Target) -> io::Result<([Deputy; 2], String)> {
     let password = protocol::scram::nonce().map_err(|error| io::Error::other(error.to_string()))?;
     let verifier = quote_literal(&scram_sha_256(password.as_bytes()));
     let secret = quote_literal(&password);
     let text = format!(
         "SET LOCAL understudy_mirror.own = 'on'; \
-         DO $$ BEGIN IF pg_catalog.to_regrole('{ROWS}') IS NULL THEN CREATE ROLE {ROWS}; END IF; END $$; \
+         DO $$ BEGIN IF pg_catalog.to_regrole('{ROWS}') IS NULL THEN CREATE ROLE {ROWS}; END IF; \
+           IF pg_catalog.to_regrole('{NOBODY}') IS NULL THEN CREATE ROLE {NOBODY}; END IF; END $$; \
+         ALTER ROLE {NOBODY} LOGIN NOINHERIT NOSUPERUSER NOCREATEROLE NOCREATEDB NOREPLICATION NOBYPASSRLS PASSWORD {verifier}; \
+         ALTER ROLE {NOBODY} SET session_replication_role = 'replica'; \
          ALTER ROLE {ROWS} LOGIN INHERIT NOSUPERUSER NOCREATEROLE NOCREATEDB NOREPLICATION BYPASSRLS PASSWORD {verifier}; \
          GRANT pg_read_all_data, pg_write_all_data TO {ROWS}; GRANT SET ON PARAMETER session_replication_role TO {ROWS}; \
          GRANT EXECUTE ON FUNCTION understudy_mirror.truncate(regclass[], boolean) TO {ROWS}; \
@@ -96,12 +104,37 @@ pub fn make_writer(member: &Target) -> io::Result<(Deputy, String)> {
          DELETE FROM understudy_mirror.secret; \
          INSERT INTO understudy_mirror.secret VALUES (pg_catalog.sha256({secret}::pg_catalog.bytea))"
     );
-    let target = Target {
-        user: ROWS.to_owned(),
-        password: Some(password),
-        ..member.clone()
+    let deputy = |name: &str| {
+        Deputy::Role(Box::new(Target {
+            user: name.to_owned(),
+            password: Some(password.clone()),
+            ..member.clone()
+        }))
     };
-    Ok((Deputy::Role(Box::new(target)), text))
+    Ok(([deputy(ROWS), deputy(NOBODY)], text))
+}
+
+/// The statement by which rows of tables of an owner are written that clients' code runs for, and the statements that make its function:
+/// it runs as a role that is the owner's member, and nobody else's.
+pub fn make_code_writer(owner: &CodeOwner) -> (String, String) {
+    let (oid, name) = (owner.oid, escape_identifier(&owner.name));
+    let role = format!("{PREFIX}{oid}_code");
+    let sees = if owner.is_forced {
+        "BYPASSRLS"
+    } else {
+        "NOBYPASSRLS"
+    };
+    let text = format!(
+        "SET LOCAL understudy_mirror.own = 'on'; \
+         DO $$ BEGIN IF pg_catalog.to_regrole('{role}') IS NULL THEN CREATE ROLE {role}; END IF; \
+           EXECUTE pg_catalog.replace(pg_catalog.pg_get_functiondef('understudy_mirror.write(text, text)'::pg_catalog.regprocedure), \
+             'understudy_mirror.write(', 'understudy_mirror.write_as_{oid}('); END $$; \
+         ALTER ROLE {role} NOLOGIN INHERIT NOSUPERUSER NOCREATEROLE NOCREATEDB NOREPLICATION {sees}; \
+         GRANT {name} TO {role}; GRANT SELECT ON understudy_mirror.secret TO {role}; \
+         ALTER FUNCTION understudy_mirror.write_as_{oid}(text, text) OWNER TO {role}"
+    );
+    let by = format!("SELECT understudy_mirror.write_as_{oid}($1, $2)");
+    (by, text)
 }
 
 /// A deputy, and the statements that make it. One that is there is of an earlier process, which alone knew the password, or somebody

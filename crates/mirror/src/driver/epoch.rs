@@ -10,9 +10,15 @@ use crate::core::manager::Manager;
 impl Hub {
     /// Waits until the log has all that was committed before the epoch, and has the member remember that it serves in it.
     pub(super) async fn level(&self, epoch: u32) {
-        let is_level = |level: &Option<u32>| *level == Some(epoch);
-        // The sender lives as long as the process.
-        let _ = self.capture.level.subscribe().wait_for(is_level).await;
+        let (mut level, mut of) = (
+            self.capture.level.subscribe(),
+            self.capture.epoch.subscribe(),
+        );
+        // Both senders live as long as the process.
+        tokio::select! {
+            _ = level.wait_for(|level| *level == Some(epoch)) => {}
+            _ = of.wait_for(|of| *of != Some(epoch)) => return,
+        }
         while self.look(Manager::epoch) == Some(epoch) {
             match rows::note_served(&self.member, epoch).await {
                 Ok(()) => return,

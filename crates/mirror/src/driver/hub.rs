@@ -344,6 +344,7 @@ impl Hub {
     /// Has the member execute transactions of the log, again and again, for as long as its server lives: nothing else would make it
     /// current, and somebody may wait for it.
     async fn apply(&self, life: Life, mut records: Vec<Record>) {
+        self.capture.keep(life, &records).await;
         while !records.is_empty() && self.look(Manager::life) == life {
             let later = self.try_to_apply(life, &records).await;
             records.retain(|record| later.contains(&record.number));
@@ -355,7 +356,6 @@ impl Hub {
 
     /// Those that are to be tried again.
     async fn try_to_apply(&self, life: Life, records: &[Record]) -> Vec<Number> {
-        records.iter().for_each(|record| self.capture.keep(record));
         let applied = self.member.apply_all(life, records).await;
         let is_done = |applied: &Applied| matches!(applied, Applied::Done);
         let done = applied.iter().filter(|(_, applied)| is_done(applied));

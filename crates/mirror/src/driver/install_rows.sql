@@ -256,6 +256,14 @@ CREATE OR REPLACE FUNCTION understudy_mirror.note(event text, tag text, path tex
         RETURN;
       END IF;
       PERFORM understudy_mirror.spare(said);
+      SELECT o.object_identity INTO what FROM (
+          SELECT d.object_type, d.object_identity FROM pg_event_trigger_ddl_commands() d WHERE event = 'ddl_command_end'
+          UNION ALL SELECT d.object_type, d.object_identity FROM pg_event_trigger_dropped_objects() d WHERE event = 'sql_drop') o
+        WHERE o.object_identity ~ '^understudy_mirror(\.|$)' LIMIT 1;
+      IF what IS NOT NULL THEN
+        PERFORM understudy_mirror.refuse('changes of its own schema, as ' || what,
+          'Stop both managers, and SET understudy_mirror.own = on as a superuser, to give the mirror up.');
+      END IF;
       IF event = 'sql_drop' THEN
         IF tag NOT LIKE 'DROP %' OR tag = 'DROP OWNED' OR (SELECT bool_and(is_temporary) FROM pg_event_trigger_dropped_objects()) THEN
           RETURN;

@@ -5,11 +5,12 @@ use std::collections::BTreeMap;
 use parking_lot::Mutex;
 use tokio::sync::{Notify, mpsc, watch};
 
+use crate::core::manager::Life;
 use crate::core::record::{Number, Record};
 use crate::core::rows::{Change, Lsn, Origin, Rows};
 
-/// So many transactions that the member has executed are kept at most until they are compared.
-const MOST_KEPT: usize = 20_000;
+/// The member executes nothing more while the rows of so many bytes are not compared.
+const MOST_KEPT_BYTES: usize = 64 << 20;
 
 /// Commits of a member that the log does not have, and gets no more.
 #[derive(Debug, Clone, Default)]
@@ -72,9 +73,34 @@ pub struct Capture {
     /// Commits that are to be undone.
     pub surplus: Mutex<Option<Surplus>>,
     /// Transactions of the log that the member executes, until they are compared.
-    kept: Mutex<BTreeMap<Number, Record>>,
+    kept: watch::Sender<Kept>,
+    /// The member's commits up to here were compared.
+    compared: Mutex<Lsn>,
     /// Something was learnt of the log.
     learnt: Notify,
+}
+
+/// Transactions that the member executes.
+#[derive(Default)]
+struct Kept {
+    /// They are executed in this life of the member.
+    life: Option<Life>,
+    records: BTreeMap<Number, Record>,
+    bytes: usize,
+}
+
+impl Kept {
+    fn add(&mut self, record: &Record) {
+        self.take(&record.number);
+        self.bytes += record.bytes();
+        self.records.insert(record.number, record.clone());
+    }
+
+    fn take(&mut self, number: &Number) -> Option<Record> {
+        let record = self.records.remove(number)?;
+        self.bytes -= record.bytes();
+        Some(record)
+    }
 }
 
 impl Default for Capture {
@@ -86,7 +112,8 @@ impl Default for Capture {
             confirmed: watch::Sender::new(Lsn(0)),
             began: Mutex::default(),
             surplus: Mutex::default(),
-            kept: Mutex::default(),
+            kept: watch::Sender::default(),
+            compared: Mutex::default(),
             learnt: Notify::new(),
         }
     }
@@ -108,17 +135,30 @@ impl Capture {
         }
     }
 
-    /// The member is about to execute this.
-    pub fn keep(&self, record: &Record) {
-        let mut kept = self.kept.lock();
-        if kept.len() < MOST_KEPT {
-            kept.insert(record.number, record.clone());
-        }
+    /// The member is about to execute these: waits until those before them are compared, as far as there is no room for more.
+    ///
+    /// All of them are kept, or the comparison of what is executed together would lack a part; none if this life of the member is over.
+    pub async fn keep(&self, life: Life, records: &[Record]) {
+        let mut kept = self.kept.subscribe();
+        // The sender lives as long as the process.
+        let may_go_on = |kept: &Kept| kept.life != Some(life) || kept.bytes < MOST_KEPT_BYTES;
+        let _ = kept.wait_for(may_go_on).await;
+        self.kept.send_modify(|kept| {
+            if kept.life == Some(life) {
+                records.iter().for_each(|record| kept.add(record));
+            }
+        });
+    }
+
+    /// A life of the member begins.
+    pub fn begin(&self, life: Life) {
+        self.kept.send_modify(|kept| kept.life = Some(life));
     }
 
     /// Forgets another life of the member; true if it had commits that were to be undone.
     pub fn forget(&self) -> bool {
-        self.kept.lock().clear();
+        self.kept.send_replace(Kept::default());
+        *self.compared.lock() = Lsn(0);
         *self.began.lock() = None;
         self.surplus.lock().take().is_some()
     }
@@ -136,13 +176,80 @@ impl Capture {
 
     /// Takes what is kept of transactions that are to be compared.
     pub fn take(&self, numbers: &[Number]) -> Vec<Record> {
-        let mut kept = self.kept.lock();
-        let taken = numbers.iter().filter_map(|number| kept.remove(number));
-        taken.collect()
+        let mut taken = Vec::new();
+        let take = |kept: &mut Kept| taken.extend(numbers.iter().filter_map(|it| kept.take(it)));
+        self.kept.send_modify(take);
+        taken
+    }
+
+    /// The member's commit that ends there is about to be compared; false if it was compared before, by a stream that has ended.
+    pub fn compares(&self, end: Lsn) -> bool {
+        let mut compared = self.compared.lock();
+        let is_new = end > *compared;
+        *compared = end.max(*compared);
+        is_new
     }
 
     /// Waits until something was learnt.
     pub async fn learns(&self) {
         self.learnt.notified().await;
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::core::class::Claims;
+
+    const MIB: usize = 1 << 20;
+
+    fn record(number: u64, bytes: usize) -> Record {
+        Record::of(number, Claims::default(), bytes)
+    }
+
+    /// Past twenty thousand transactions nothing was kept: a part of what was executed together was a difference, all of it was none.
+    #[tokio::test]
+    async fn what_is_executed_waits_for_room_and_is_kept_wholly() {
+        let (capture, life) = (Capture::default(), Life(1));
+        capture.begin(life);
+        let first = [record(1, 40 * MIB), record(2, 40 * MIB)];
+        capture.keep(life, &first).await;
+        let more = [record(3, MIB)];
+        let waiting = capture.keep(life, &more);
+        tokio::pin!(waiting);
+        let soon = std::time::Duration::from_millis(20);
+        let waited = tokio::time::timeout(soon, &mut waiting).await;
+        assert!(waited.is_err(), "there is no room");
+        assert_eq!(capture.take(&[Number(1), Number(2)]), first);
+        waiting.await;
+        assert_eq!(capture.take(&[Number(3)]), more);
+    }
+
+    /// Whoever waited had what they had come for kept among what the next life of the member executes, where nobody took it.
+    #[tokio::test]
+    async fn nothing_is_kept_for_a_life_that_is_over() {
+        let (capture, life) = (Capture::default(), Life(1));
+        capture.begin(life);
+        capture.keep(life, &[record(1, 80 * MIB)]).await;
+        let late = [record(2, 80 * MIB)];
+        let late = async { capture.keep(life, &late).await };
+        let next = async {
+            tokio::task::yield_now().await;
+            capture.forget();
+            capture.begin(Life(2));
+        };
+        tokio::join!(late, next);
+        assert!(capture.take(&[Number(1), Number(2)]).is_empty());
+        capture.keep(Life(2), &[record(3, 1)]).await;
+        assert_eq!(capture.take(&[Number(3)]).len(), 1);
+    }
+
+    #[test]
+    fn a_commit_is_compared_once() {
+        let capture = Capture::default();
+        assert!(capture.compares(Lsn(10)) && !capture.compares(Lsn(10)));
+        assert!(!capture.compares(Lsn(5)) && capture.compares(Lsn(11)));
+        capture.forget();
+        assert!(capture.compares(Lsn(5)));
     }
 }

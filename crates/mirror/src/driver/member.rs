@@ -24,6 +24,8 @@ use super::wire::{Postgres, Reply, Wire, WireError, reply};
 use crate::core::manager::Life;
 use crate::core::record::{Number, Token};
 
+/// The name of sessions that execute the log: of an earlier process they are ended before the member is asked what it has.
+const APPLIER: &str = "understudy applier";
 /// So many questions of the manager's own are asked at the same time.
 const QUESTIONS: usize = 4;
 
@@ -166,7 +168,7 @@ impl Member {
             Deputy::Own => &self.target,
             Deputy::Role(target) => target,
         };
-        let mut session = Postgres::connect(target, "understudy mirror").await?;
+        let mut session = Postgres::connect(target, APPLIER).await?;
         match self.life_at(&mut session.wire).await? {
             is_at if is_at == life => Ok(Applier::new(session, life, deputy.name())),
             _ => Err(gone()),
@@ -195,7 +197,7 @@ impl Member {
             self.give_back(applier);
             return Ok(reply);
         }
-        let session = Postgres::connect(&self.target, "understudy mirror").await?;
+        let session = Postgres::connect(&self.target, APPLIER).await?;
         let mut applier = Applier::new(session, Life::default(), Deputy::Own.name());
         applier.reset().await?;
         let reply = applier.session.query(text).await?;
@@ -204,6 +206,13 @@ impl Member {
             self.give_back(applier);
         }
         Ok(reply)
+    }
+
+    /// The same of one in which clients' code may have run: without what that has left.
+    pub(super) async fn give_back_clean(&self, mut applier: Applier) {
+        if applier.secret.is_none() || applier.session.discard().await.is_ok() {
+            self.give_back(applier);
+        }
     }
 
     /// Keeps a session for whoever needs one next, if there are not enough.

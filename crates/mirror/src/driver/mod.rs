@@ -299,7 +299,7 @@ async fn attend(hub: &Hub, is_up: &mut bool) -> Result<(), WireError> {
     }
     let mut prepared = None;
     if matches!(contents, Contents::Known { .. }) {
-        prepared = rows::prepare(&mut session).await?;
+        prepared = rows::prepare(&mut session, &hub.member.managers).await?;
         if prepared.is_none() {
             hub.act(|manager, _| manager.member_empty(false));
             hub.has_no_slot();
@@ -332,6 +332,7 @@ async fn attend(hub: &Hub, is_up: &mut bool) -> Result<(), WireError> {
                     *hub.capture.began.lock() = Some(prepared.began);
                 }
                 hub.member.begin(manager.life(), key);
+                hub.capture.begin(manager.life());
                 manager.life()
             })
         }
@@ -354,7 +355,7 @@ async fn attend(hub: &Hub, is_up: &mut bool) -> Result<(), WireError> {
         let asked = async {
             match saves {
                 Some(floor) => state::save(&mut session, floor, log, &logged).await?,
-                None => drop(session.query("SELECT 1").await?),
+                None => rows::must_wait_for_manager(&mut session).await?,
             }
             match floor.filter(|_| pings.is_multiple_of(PRUNE_EVERY)) {
                 Some(floor) => {

@@ -11,13 +11,16 @@ use crate::core::stream::{Awaits, Captured};
 impl Stream<'_> {
     /// Compares a commit of a standby's member with what the log says.
     pub(super) fn compare(&mut self, mut captured: Captured) -> Result<(), WireError> {
-        captured.rows.drop_nothing();
         let end = captured.header.origin.end;
-        let is_nothing = captured.rows.changes.is_empty();
         let mut awaits = None;
         if !captured.applied.is_empty() {
-            self.compare_with_log(&captured);
-        } else if !is_nothing && end > self.hub.look(|manager| manager.logged_of(self.system)) {
+            self.compare_with_log(captured);
+            self.confirmed.push(end, awaits);
+            return Ok(());
+        }
+        captured.rows.drop_nothing();
+        let is_nothing = captured.rows.changes.is_empty();
+        if !is_nothing && end > self.hub.look(|manager| manager.logged_of(self.system)) {
             let began = *self.hub.capture.began.lock();
             if began.is_none_or(|began| end <= began) {
                 awaits = Some(Awaits::Proof);
@@ -34,12 +37,30 @@ impl Stream<'_> {
         Ok(())
     }
 
-    fn compare_with_log(&self, captured: &Captured) {
-        let records = self.hub.capture.take(&captured.applied);
-        let Some(last) = records.last().map(|record| record.number) else {
-            // It was executed before this process began.
+    /// Compares a commit that executes transactions of the log with those.
+    pub(super) fn compare_with_log(&self, mut captured: Captured) {
+        let (hub, end) = (self.hub, captured.header.origin.end);
+        // Zero says what was undone.
+        captured.applied.retain(|number| *number != Number(0));
+        let Some(last) = captured.applied.last().copied() else {
             return;
         };
+        if !hub.capture.compares(end) {
+            return;
+        }
+        let records = hub.capture.take(&captured.applied);
+        let known = records
+            .iter()
+            .map(|record| record.number.0 - record.first().0 + 1);
+        if known.sum::<u64>() != captured.applied.len() as u64 {
+            let began = *hub.capture.began.lock();
+            if records.is_empty() && began.is_none_or(|began| end <= began) {
+                // It was executed before this process looked at the member.
+                return hub.counters.count_uncompared(captured.applied.len());
+            }
+            let why = "the member has committed it with other transactions, or another session than the manager's has";
+            return hub.differs(self.life, last, why.to_owned());
+        }
         let mut wanted = Rows::default();
         for record in &records {
             match record.draft.rows() {
@@ -48,9 +69,10 @@ impl Stream<'_> {
             }
         }
         wanted.drop_nothing();
+        captured.rows.drop_nothing();
         match wanted.difference(&captured.rows) {
-            None => self.hub.counters.count_compared(records.len()),
-            Some(why) => self.hub.differs(self.life, last, why),
+            None => hub.counters.count_compared(records.len()),
+            Some(why) => hub.differs(self.life, last, why),
         }
     }
 }

@@ -113,9 +113,12 @@ async fn read_heard(
     if len > PACKET_BYTES {
         return Err(io::ErrorKind::InvalidData.into());
     }
-    let mut bytes = vec![0; len];
-    for part in bytes.chunks_mut(PART_BYTES) {
-        within(silence, stream.read_exact(part)).await?;
+    // As much memory as has come: anybody can say that a packet is long.
+    let mut bytes = Vec::new();
+    while bytes.len() < len {
+        let from = bytes.len();
+        bytes.resize(len.min(from + PART_BYTES), 0);
+        within(silence, stream.read_exact(&mut bytes[from..])).await?;
         if len > PART_BYTES {
             // Not of a short one: that the process lives does not say that it is primary.
             heard();

@@ -265,7 +265,10 @@ async fn unused_sequences(
 /// Undoes it in one transaction, as the role that writes rows.
 async fn execute(hub: &Hub, rows: &Rows, more: &[String], undone: &str) -> Result<(), RewindError> {
     let (member, life) = (&hub.member, hub.look(Manager::life));
-    let writer = member.writer(life).await?;
+    if member.runs_code(std::slice::from_ref(rows)).await? {
+        return refused("a check, an index or a generated column calls a client's function");
+    }
+    let (writer, _) = member.writers(life).await?;
     let mut applier = member.applier(life, &writer).await?;
     let definitions = member.definitions.load(Ordering::Acquire);
     let executed = async {

@@ -13,6 +13,7 @@ use super::level::Capture;
 use super::member::Member;
 use super::wire::{Postgres, WireError};
 use crate::core::rows::{Change, Definition, Lsn, Rows};
+use crate::core::waited::waits_for;
 use crate::rows::shared::SHARED;
 
 /// The name of the slot, of the publication, and of the standby that commits wait for.
@@ -76,13 +77,28 @@ pub async fn note_served(member: &Member, epoch: u32) -> Result<(), WireError> {
 
 /// Makes sure that the commits of a member of the mirror can be logged as rows: nothing if it had a slot, and its commits
 /// since then cannot be known any more.
-pub async fn prepare(session: &mut Postgres) -> Result<Option<Prepared>, WireError> {
+pub async fn prepare(
+    session: &mut Postgres,
+    managers: &[String],
+) -> Result<Option<Prepared>, WireError> {
     let level = session.query("SHOW wal_level").await?.value();
     if level.as_deref() != Some("logical") {
         return Err(cannot(
             "its wal_level is not logical: ALTER SYSTEM SET wal_level = 'logical', and restart its server; understudy mirror check says \
              what else there must be",
         ));
+    }
+    let language = session.query("SHOW lc_messages").await?.value();
+    let language = language.unwrap_or_default();
+    if !["C", "POSIX", "en"]
+        .iter()
+        .any(|one| language.starts_with(one))
+        && !language.is_empty()
+    {
+        return Err(cannot(&format!(
+            "its messages are translated (lc_messages = {language}), and definitions are recognized by them: ALTER SYSTEM SET \
+             lc_messages = 'C', and reload its configuration"
+        )));
     }
     session.query(OWN).await?;
     install(session).await?;
@@ -115,7 +131,7 @@ pub async fn prepare(session: &mut Postgres) -> Result<Option<Prepared>, WireErr
             session.query(&note).await?;
         }
     }
-    let began = end_writers(session).await?;
+    let began = end_writers(session, managers).await?;
     let number = |text: Option<String>| text.and_then(|text| text.parse::<u64>().ok());
     let own =
         number(field(4)).ok_or_else(|| cannot("the member does not say which server it is"))?;
@@ -162,13 +178,13 @@ async fn wait_for_manager(session: &mut Postgres) -> Result<(), WireError> {
         .await?
         .value();
     let names = names.unwrap_or_default();
-    if names.contains(NAME) {
+    if waits_for(&names, NAME) {
         return Ok(());
     }
     if !names.is_empty() {
         let why = format!(
-            "commits of the member wait for \"{names}\" (synchronous_standby_names), and must wait for {NAME} as well: let it say \
-             '2 ({NAME}, ...)', or FIRST, so that {NAME} is one of those that are waited for"
+            "commits of the member wait for \"{names}\" (synchronous_standby_names), and can go on without {NAME}: let it name \
+             {NAME} and wait for all that it names, as '2 ({NAME}, other)' does"
         );
         return Err(cannot(&why));
     }
@@ -182,6 +198,21 @@ async fn wait_for_manager(session: &mut Postgres) -> Result<(), WireError> {
         .query("SET synchronous_commit = 'local'")
         .await
         .map(drop)
+}
+
+/// Fails if commits of the member can go on without its manager.
+pub async fn must_wait_for_manager(session: &mut Postgres) -> Result<(), WireError> {
+    let names = session
+        .query("SHOW synchronous_standby_names")
+        .await?
+        .value();
+    let names = names.unwrap_or_default();
+    match waits_for(&names, NAME) {
+        true => Ok(()),
+        false => Err(cannot(&format!(
+            "commits of the member do not wait for the log any more: synchronous_standby_names is \"{names}\""
+        ))),
+    }
 }
 
 /// The end of the WAL, all of which is on the disk.
@@ -251,12 +282,17 @@ pub async fn begin_stream(session: &mut Postgres) -> Result<(), WireError> {
     session.begin_copy(&text).await
 }
 
-/// Ends whoever writes to the member, because nobody is let at it any more: commits that wait for the log are ended as well.
-pub async fn end_writers(session: &mut Postgres) -> Result<Lsn, WireError> {
-    let ended = "SELECT pg_catalog.count(pg_catalog.pg_terminate_backend(pid)) FROM pg_catalog.pg_stat_activity \
-        WHERE backend_type = 'client backend' AND datname = pg_catalog.current_database() AND pid <> pg_catalog.pg_backend_pid() \
-        AND (application_name NOT LIKE 'understudy mirror%' OR wait_event = 'SyncRep')";
-    while session.query(ended).await?.value().as_deref() != Some("0") {
+/// Ends whoever writes to the member, because nobody is let at it any more: commits that wait for the log are ended as well, and
+/// sessions of an earlier process that execute the log. `managers` are the roles of managers, whose other sessions go on.
+pub async fn end_writers(session: &mut Postgres, managers: &[String]) -> Result<Lsn, WireError> {
+    let managers: Vec<String> = managers.iter().map(|name| quote_literal(name)).collect();
+    let ended = format!(
+        "SELECT pg_catalog.count(pg_catalog.pg_terminate_backend(pid)) FROM pg_catalog.pg_stat_activity \
+         WHERE backend_type = 'client backend' AND datname = pg_catalog.current_database() AND pid <> pg_catalog.pg_backend_pid() \
+         AND (NOT coalesce(usename = ANY (ARRAY[{}]), false) OR application_name NOT LIKE 'understudy mirror%' OR wait_event = 'SyncRep')",
+        managers.join(", ")
+    );
+    while session.query(&ended).await?.value().as_deref() != Some("0") {
         tokio::time::sleep(Duration::from_millis(20)).await;
     }
     end_of_wal(session).await

@@ -31,6 +31,8 @@ pub struct Parameter {
 /// See the module.
 #[derive(Debug, Default)]
 pub struct Statements {
+    /// No text has a name.
+    pub parses_always: bool,
     names: HashMap<Key, u64>,
     /// Hashes of texts that came once.
     once: HashSet<u64>,
@@ -66,6 +68,9 @@ impl Statements {
         text: &str,
         parameters: &[Parameter],
     ) -> std::io::Result<usize> {
+        if self.parses_always {
+            return super::member::put_parsed(out, text, parameters);
+        }
         let types = parameters.iter().map(|parameter| parameter.type_oid);
         let key = (text.to_owned(), types.clone().collect::<Vec<u32>>());
         if !self.names.contains_key(&key) && (text.len() > MOST_BYTES || self.is_first(&key)) {

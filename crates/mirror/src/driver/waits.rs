@@ -4,7 +4,7 @@
 //!   commit, which has locked pg_class ──waits for──▶ the log ──▶ decoder ──waits for──▶ the lock of pg_class
 //! ```
 //!
-//! PostgreSQL does not see this circle: waiting for a standby is no lock. The manager ends that wait, so the commit becomes visible; its
+//! Others may wait in between, as a REINDEX of a catalog does. PostgreSQL does not see this circle: waiting for a standby is no lock. The manager ends that wait, so the commit becomes visible; its
 //! session tells its client nothing before the log has it.
 //!
 //! Invariant: nothing here needs a lock in the member's database: it asks in another database, in a session that is there beforehand.
@@ -31,31 +31,47 @@ pub async fn watch(hub: Arc<Hub>) {
         ..hub.member.target.clone()
     };
     loop {
-        if let Err(error) = look(&target).await {
+        if let Err(error) = look(&hub, &target).await {
             tracing::debug!(%error, "nobody looks for commits that whoever decodes them waits for");
         }
         tokio::time::sleep(EVERY).await;
     }
 }
 
-async fn look(target: &Target) -> Result<(), WireError> {
+async fn look(hub: &Hub, target: &Target) -> Result<(), WireError> {
     let mut session = Postgres::connect(target, "understudy mirror waits").await?;
-    let freed = format!(
-        "SELECT pg_catalog.count(pg_catalog.pg_cancel_backend(holder.pid)) \
-         FROM pg_catalog.pg_stat_get_activity(NULL) waiting \
-         CROSS JOIN LATERAL pg_catalog.unnest(pg_catalog.pg_blocking_pids(waiting.pid)) blocking (pid) \
-         JOIN pg_catalog.pg_stat_get_activity(NULL) holder ON holder.pid = blocking.pid \
-         WHERE waiting.wait_event_type = 'Lock' AND holder.wait_event = 'SyncRep' AND (waiting.application_name LIKE 'understudy mirror%' \
-         OR waiting.pid IN (SELECT active_pid FROM pg_catalog.pg_get_replication_slots() WHERE slot_name = '{NAME}'))"
+    let holders = format!(
+        "WITH RECURSIVE blocking (pid) AS ( \
+           SELECT waiting.pid FROM pg_catalog.pg_stat_get_activity(NULL) waiting WHERE waiting.wait_event_type = 'Lock' \
+             AND (waiting.application_name ~ '^understudy (mirror|applier)' \
+               OR waiting.pid IN (SELECT active_pid FROM pg_catalog.pg_get_replication_slots() WHERE slot_name = '{NAME}')) \
+           UNION SELECT b.pid FROM blocking CROSS JOIN LATERAL pg_catalog.unnest(pg_catalog.pg_blocking_pids(blocking.pid)) b (pid)) \
+         SELECT holder.pid FROM blocking JOIN pg_catalog.pg_stat_get_activity(NULL) holder ON holder.pid = blocking.pid \
+         WHERE holder.wait_event = 'SyncRep'"
     );
     loop {
-        let asked = tokio::time::timeout(PATIENCE, session.query(&freed)).await;
-        let asked = asked.map_err(|_| std::io::Error::from(std::io::ErrorKind::TimedOut))?;
-        if asked?.value().is_some_and(|count| count != "0") {
+        let mut freed = 0;
+        for pid in ask(&mut session, &holders).await? {
+            // Its session knows beforehand that an answer says nothing of the log.
+            hub.cancels.cancels(pid);
+            let cancelled = format!(
+                "SELECT pid FROM pg_catalog.pg_stat_get_activity({pid}) WHERE wait_event = 'SyncRep' AND pg_catalog.pg_cancel_backend(pid)"
+            );
+            freed += ask(&mut session, &cancelled).await?.len();
+        }
+        if freed > 0 {
             tracing::warn!(
                 "a commit has locked what whoever decodes it needs: it does not wait for the log any longer, its client does"
             );
         }
         tokio::time::sleep(EVERY).await;
     }
+}
+
+/// Asks for processes, which the server must answer in time.
+async fn ask(session: &mut Postgres, text: &str) -> Result<Vec<u32>, WireError> {
+    let asked = tokio::time::timeout(PATIENCE, session.query(text)).await;
+    let asked = asked.map_err(|_| std::io::Error::from(std::io::ErrorKind::TimedOut))??;
+    let pids = asked.rows().into_iter().flatten().flatten();
+    Ok(pids.filter_map(|pid| pid.parse().ok()).collect())
 }

@@ -254,7 +254,7 @@ pub async fn dial(target: &Target) -> io::Result<Socket> {
 /// What a session of the manager's own needs, whatever the server's files or its role say: what a client's session was allowed to
 /// do, it must be able to do again. Those that the server does not have are left out.
 const OWN_SETTINGS: &str = "SELECT pg_catalog.set_config(s.name, s.value, false) FROM (VALUES \
-    ('statement_timeout', '0'), ('lock_timeout', '0'), ('transaction_timeout', '0'), ('idle_session_timeout', '0'), \
+    ('jit', 'off'), ('statement_timeout', '0'), ('lock_timeout', '0'), ('transaction_timeout', '0'), ('idle_session_timeout', '0'), \
     ('idle_in_transaction_session_timeout', '0'), ('default_transaction_isolation', 'read committed'), \
     ('default_transaction_read_only', 'off'), ('default_transaction_deferrable', 'off'), \
     ('session_replication_role', 'origin'), ('standard_conforming_strings', 'on'), \
@@ -340,6 +340,13 @@ impl Postgres {
         let set = tokio::time::timeout(CONNECT_TIMEOUT, postgres.query(OWN_SETTINGS)).await;
         set.map_err(|_| io::Error::from(io::ErrorKind::TimedOut))??;
         Ok(postgres)
+    }
+
+    /// Forgets whatever was done in the session, and what clients' code may have left there.
+    pub async fn discard(&mut self) -> Result<(), WireError> {
+        self.query("DISCARD ALL").await?;
+        self.wire.statements = Statements::default();
+        self.query(OWN_SETTINGS).await.map(drop)
     }
 
     async fn enter(&mut self, target: &Target) -> Result<(), WireError> {

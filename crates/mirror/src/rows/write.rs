@@ -20,8 +20,25 @@ pub struct Column {
     pub is_always: bool,
 }
 
-/// A table, as the member's catalog has it: columns by their names.
-pub type Table = BTreeMap<String, Column>;
+/// The owner of a table, if clients' code runs when its rows are written.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct CodeOwner {
+    /// The number of the role at the member.
+    pub oid: u32,
+    /// Its name.
+    pub name: String,
+    /// Row security holds for the owner as well.
+    pub is_forced: bool,
+}
+
+/// A table, as the member's catalog has it.
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+pub struct Described {
+    /// Its columns, by their names.
+    pub columns: BTreeMap<String, Column>,
+    /// The owner as whom its rows are written, if not as the role that may write everything.
+    pub code_of: Option<CodeOwner>,
+}
 
 /// A statement.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -55,7 +72,7 @@ pub enum Values {
 pub fn statement(
     rows: &Rows,
     change: &Change,
-    table: &Table,
+    table: &Described,
     values: Values,
 ) -> Result<Option<Written>, Unwritable> {
     let relation = |at: &u32| {
@@ -63,7 +80,7 @@ pub fn statement(
         relation.ok_or_else(|| Unwritable("a change is of no table".to_owned()))
     };
     let mut writer = Writer {
-        table,
+        table: &table.columns,
         values,
         parameters: Vec::new(),
     };
@@ -117,7 +134,7 @@ fn element(text: &str) -> String {
 }
 
 struct Writer<'a> {
-    table: &'a Table,
+    table: &'a BTreeMap<String, Column>,
     values: Values,
     parameters: Vec<Option<Vec<u8>>>,
 }
@@ -258,20 +275,24 @@ mod tests {
         }
     }
 
-    fn table(is_always: bool) -> Table {
+    fn table(is_always: bool) -> Described {
         let column = |type_name: &str, equals: Option<&str>, is_always| Column {
             type_name: type_name.to_owned(),
             equals: equals.map(ToOwned::to_owned),
             is_always,
         };
-        Table::from([
+        let columns = BTreeMap::from([
             (
                 "id".to_owned(),
                 column("integer", Some("OPERATOR(pg_catalog.=)"), is_always),
             ),
             ("v".to_owned(), column("public.mood", None, false)),
             ("long".to_owned(), column("text", None, false)),
-        ])
+        ]);
+        Described {
+            columns,
+            code_of: None,
+        }
     }
 
     fn row(values: [&str; 3]) -> Row {
@@ -329,9 +350,14 @@ mod tests {
             relations: vec![0, 0],
             restarts: true,
         };
-        let written = statement(&rows(false), &truncate, &Table::new(), Values::Bound)
-            .expect("it can")
-            .expect("it is");
+        let written = statement(
+            &rows(false),
+            &truncate,
+            &Described::default(),
+            Values::Bound,
+        )
+        .expect("it can")
+        .expect("it is");
         let names = written.parameters[0].as_deref().unwrap_or_default();
         let table = element(&rows(false).relations[0].quoted());
         assert_eq!(
@@ -355,7 +381,7 @@ mod tests {
     #[test]
     fn another_table_is_told() {
         let mut other = table(false);
-        other.remove("v");
+        other.columns.remove("v");
         let update = Change::Update(0, None, row(["1", "sad", "x"]));
         assert!(statement(&rows(false), &update, &other, Values::Bound).is_err());
         let mut keyless = rows(false);

@@ -35,6 +35,33 @@ fn a_commit_that_locks_what_decodes_it_ends_by_itself() {
     assert_eq!(site.must_be_equal().rows, 4);
 }
 
+/// Whoever decoded waited behind somebody who waited for the commit: only who held what was waited for at once was looked for.
+#[test]
+fn a_commit_that_is_waited_for_by_whom_the_decoder_waits_for_ends_by_itself() {
+    let site = Site::start("");
+    let (holder, waiting) = (site.connect(), site.connect());
+    run(&site, &holder, "CREATE TABLE t (id int PRIMARY KEY)");
+    site.must_be_equal();
+    let holds =
+        "BEGIN; DO $$ BEGIN LOCK pg_class IN ROW EXCLUSIVE MODE; END $$; INSERT INTO t VALUES (1)";
+    run(&site, &holder, holds);
+    let waits =
+        "DO $$ BEGIN LOCK pg_class IN ACCESS EXCLUSIVE MODE; INSERT INTO t VALUES (2); END $$";
+    let waits = async move { waiting.batch_execute(waits).await };
+    let waits = site.runtime.spawn(waits);
+    // Nobody can look whether it waits without waiting behind it.
+    std::thread::sleep(Duration::from_secs(1));
+    let commit = holder.batch_execute("COMMIT");
+    let commit = async { tokio::time::timeout(Duration::from_secs(20), commit).await };
+    let committed = site.runtime.block_on(commit);
+    committed
+        .expect("it does not wait for ever")
+        .expect("it is done");
+    let waited = site.runtime.block_on(waits).expect("it runs");
+    waited.expect("it is done");
+    assert_eq!(site.must_be_equal().rows, 2);
+}
+
 /// Clients that wait for the log of a manager that is gone get an answer, and go on at the other one.
 #[test]
 fn whoever_waits_for_a_manager_that_is_gone_is_told() {

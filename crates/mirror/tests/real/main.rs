@@ -3,6 +3,7 @@
 mod applications;
 mod cases;
 mod checks;
+mod codes;
 mod commits;
 mod copies;
 mod corpus;

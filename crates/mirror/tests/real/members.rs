@@ -68,7 +68,7 @@ fn sessions_that_have_ended_while_they_waited_hold_nothing_up() {
     spread(&site, 0);
     let standby = 1 - site.who_serves();
     let ended = site.sides[standby].server.sql(&[
-        "SELECT count(pg_terminate_backend(pid)) FROM pg_stat_activity WHERE application_name = 'understudy mirror' AND pid NOT IN \
+        "SELECT count(pg_terminate_backend(pid)) FROM pg_stat_activity WHERE application_name ~ '^understudy (mirror|applier)' AND pid NOT IN \
          (SELECT pid FROM pg_locks WHERE locktype = 'advisory' AND mode = 'ExclusiveLock')",
     ]);
     assert!(ended.parse::<u32>().expect("a number") > 0, "{ended}");
@@ -275,8 +275,7 @@ fn many_logins_leave_few_sessions_behind() {
         .into_iter()
         .map(|login| site.runtime.block_on(login).expect("in"));
     let clients: Vec<Client> = clients.collect();
-    let count =
-        "SELECT count(*) FROM pg_stat_activity WHERE application_name = 'understudy mirror'";
+    let count = "SELECT count(*) FROM pg_stat_activity WHERE application_name ~ '^understudy (mirror|applier)'";
     let own = site.sides[site.who_serves()].server.sql(&[count]);
     assert!(own.parse::<u32>().expect("a number") < 15, "{own}");
     assert_eq!(clients.len(), 60);

@@ -401,10 +401,14 @@ impl Site {
 
     /// A session with the primary.
     pub fn connect(&self) -> Client {
-        self.who_serves();
-        self.runtime
-            .block_on(connect(&self.conninfo()))
-            .expect("the primary lets clients in")
+        // On a busy machine a primary may be another one by the time that the client comes.
+        let connected = std::cell::OnceCell::new();
+        self.wait("the primary lets clients in", || {
+            self.who_serves();
+            let client = self.runtime.block_on(connect(&self.conninfo()));
+            client.is_ok_and(|client| connected.set(client).is_ok())
+        });
+        connected.into_inner().expect("it was let in")
     }
 
     /// An operator says that this side's member is the right one.

@@ -94,7 +94,11 @@ impl Manager {
         }
         let pieces = std::mem::take(&mut self.standby.pieces);
         if self.captured.contains(&header) && !self.flawed(Flaw::OwnCommitsExecuted) {
-            return self.has_already(&pieces, out);
+            // A copy has the rows, and may have sequences from before the log's values.
+            return match sequences(&pieces).filter(|_| !self.captured.is_own(&header)) {
+                Some(rest) => self.begin(rest, out),
+                None => self.has_already(&pieces, out),
+            };
         }
         if let Some(whole) = whole(pieces) {
             self.begin(whole, out);
@@ -131,6 +135,21 @@ impl Manager {
     }
 }
 
+/// What a transaction of which these are the pieces says of sequences, without its rows; nothing if it says nothing.
+fn sequences(pieces: &[Record]) -> Option<Record> {
+    let last = pieces.last()?;
+    let all = pieces.iter().flat_map(|piece| &piece.draft.sequences);
+    let all: Vec<_> = all.cloned().collect();
+    if all.is_empty() {
+        return None;
+    }
+    let draft = Rows::default().draft(&last.draft.header, last.draft.token, all);
+    Some(Record {
+        number: last.number,
+        draft: draft.into(),
+    })
+}
+
 /// A transaction of which these are the pieces, as one record with the number of the last; nothing if there are none.
 fn whole(mut pieces: Vec<Record>) -> Option<Record> {
     let last = pieces.pop()?;
@@ -150,8 +169,8 @@ fn whole(mut pieces: Vec<Record>) -> Option<Record> {
             }
         }
     }
-    let sequences = pieces.iter().chain([&last]);
-    let sequences = sequences.flat_map(|piece| piece.draft.sequences.iter().cloned());
+    let all = pieces.iter().chain([&last]);
+    let sequences = all.flat_map(|piece| piece.draft.sequences.iter().cloned());
     let draft = rows.draft(&last.draft.header, last.draft.token, sequences.collect());
     Some(Record {
         number: last.number,

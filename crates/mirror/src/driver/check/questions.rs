@@ -80,10 +80,16 @@ pub(super) const CHECKS: &[Check] = &[
     ),
     of_server(
         Level::Refused,
-        "SELECT current_setting('synchronous_standby_names') WHERE current_setting('synchronous_standby_names') NOT IN ('', '*') \
-           AND current_setting('synchronous_standby_names') !~ 'understudy_mirror'",
-        "commits wait for other standbys (synchronous_standby_names)",
-        "Leave it empty, or let it say '2 (understudy_mirror, ...)'.",
+        "SELECT s FROM current_setting('synchronous_standby_names') s WHERE s NOT IN ('', 'understudy_mirror') AND ( \
+           s !~ 'understudy_mirror' OR coalesce(substring(s FROM '(\\d+)\\s*\\('), '1')::int < array_length(string_to_array(s, ','), 1))",
+        "commits wait for other standbys, and can go on without the manager (synchronous_standby_names)",
+        "Leave it empty, or have all be waited for that are named, as '2 (understudy_mirror, other)' does.",
+    ),
+    of_server(
+        Level::Refused,
+        "SELECT s FROM current_setting('lc_messages') s WHERE s !~ '^(C|POSIX|en|$)'",
+        "messages are translated, and definitions are recognized by them (lc_messages)",
+        "ALTER SYSTEM SET lc_messages = 'C', and reload.",
     ),
     of_server(
         Level::Refused,

@@ -229,6 +229,16 @@ impl Session {
             return Err(WireError::Said(Box::new(Said::read(BytesMut::from(message)))).into());
         }
         match message[0] {
+            // The server's warning may not be among the messages that the client wants.
+            b'C' | b'Z' if self.cancel.was_cancelled.load(Ordering::Acquire) => {
+                if message[0] == b'Z' {
+                    self.check_lease().map_err(|end| self.unanswered(end))?;
+                    self.cancel.was_cancelled.store(false, Ordering::Release);
+                }
+                if !self.hub.config.single {
+                    self.wait_for_log().await?;
+                }
+            }
             b'Z' | b'D' => self.check_lease().map_err(|end| self.unanswered(end))?,
             b'E' => {
                 self.direct.has_failed = true;

@@ -4,7 +4,7 @@ use std::collections::HashMap;
 use std::io;
 use std::net::SocketAddr;
 use std::sync::Arc;
-use std::sync::atomic::Ordering;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use bytes::{Buf, BufMut, BytesMut};
@@ -36,6 +36,8 @@ pub enum Goes {
 pub struct Cancel {
     /// Where its statements are executed now.
     pub goes: Mutex<Goes>,
+    /// A commit may not have waited for the log: what is answered waits for it.
+    pub was_cancelled: AtomicBool,
 }
 
 /// Sessions by the keys that their clients were given.
@@ -47,9 +49,21 @@ impl Cancels {
     pub fn enter(&self, key: Vec<u8>) -> Arc<Cancel> {
         let cancel = Arc::new(Cancel {
             goes: Mutex::new(Goes::Here(key.clone())),
+            was_cancelled: AtomicBool::new(false),
         });
         self.0.lock().insert(key, cancel.clone());
         cancel
+    }
+
+    /// A process of the member is about to be cancelled.
+    pub fn cancels(&self, pid: u32) {
+        let is_of = |cancel: &Cancel| match &*cancel.goes.lock() {
+            Goes::Here(key) => key.starts_with(&pid.to_be_bytes()),
+            Goes::There(_) => false,
+        };
+        for cancel in self.0.lock().values().filter(|cancel| is_of(cancel)) {
+            cancel.was_cancelled.store(true, Ordering::Release);
+        }
     }
 
     /// It has ended.
@@ -235,6 +249,7 @@ pub async fn cancel(hub: &Hub, key: &[u8]) -> io::Result<()> {
     if !hub.config.single && rows::waits_for_log(&hub.member, &key).await {
         return Ok(());
     }
+    session.was_cancelled.store(true, Ordering::Release);
     let mut server = Wire::new(dial(&hub.member.target).await?);
     server
         .output

@@ -208,3 +208,28 @@ fn one_that_takes_over_has_the_tail_when_it_has_read_the_log() {
     manager.log_ends(2, Number(0), LOG, &mut out);
     assert!(manager.has_tail());
 }
+
+/// The copy had the sequence as it was when it was dumped, and the log's values from before that position were left out: after a takeover
+/// numbers were used again.
+#[test]
+fn a_copy_takes_the_sequences_of_commits_that_it_has() {
+    let mut manager = follower();
+    manager.member_has([(7, Lsn(100)), (5, Lsn(100))]);
+    manager.settle(&mut Vec::new());
+    let advanced = |number: u64, system: u64| {
+        let record = rows(number, system, 90, (0, true));
+        let sequences = vec![("public.s".to_owned(), 33)];
+        let (header, token) = (record.draft.header, record.draft.token);
+        Record {
+            number: record.number,
+            draft: Rows::default().draft(&header, token, sequences).into(),
+        }
+    };
+    let records = vec![
+        advanced(1, 5),
+        rows(2, 5, 90, (0, true)),
+        // Its own: it has used the values itself.
+        advanced(3, 7),
+    ];
+    assert_eq!(executed(&mut manager, records), [1]);
+}

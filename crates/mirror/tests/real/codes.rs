@@ -1,0 +1,140 @@
+//! Code of clients that runs while the standby's rows are written has the rights of the table's owner, and leaves nothing behind.
+
+use std::time::Duration;
+
+use tokio_postgres::Client;
+
+use crate::site::{Site, connect, run};
+
+/// A function that on the standby fails if it may do what its owner may not, and leaves what a later statement could fall into.
+const REACH: &str = r#"
+    CREATE FUNCTION late() RETURNS int LANGUAGE plpgsql AS $f$
+    BEGIN
+      INSERT INTO public.vault VALUES (667);
+      RETURN 1;
+    EXCEPTION WHEN OTHERS THEN RETURN 0;
+    END $f$;
+    CREATE FUNCTION reach(int) RETURNS int IMMUTABLE LANGUAGE plpgsql AS $f$
+    DECLARE
+      way text;
+      reached text;
+    BEGIN
+      IF session_user !~ '^understudy' THEN
+        RETURN $1;
+      END IF;
+      FOREACH way IN ARRAY ARRAY['SELECT FROM pg_authid', 'SELECT FROM public.vault', 'INSERT INTO public.vault VALUES (666)',
+          'UPDATE public.other SET id = id', 'INSERT INTO understudy_mirror.applied VALUES (1000000000, ''1-1'')',
+          'INSERT INTO understudy_mirror.undone VALUES (1, 1)', 'DELETE FROM understudy_mirror.applied',
+          'ALTER FUNCTION understudy_mirror.write_as_' || 'mallory'::regrole::oid || '(text, text) SECURITY INVOKER',
+          'SET LOCAL ROLE understudy_as_rows', 'SET LOCAL session_replication_role = origin'] LOOP
+        BEGIN
+          EXECUTE way;
+          reached := way;
+        EXCEPTION WHEN OTHERS THEN NULL;
+        END;
+        IF reached IS NOT NULL THEN
+          RAISE EXCEPTION 'as %, for %: reached %', current_user, session_user, reached;
+        END IF;
+      END LOOP;
+      FOREACH way IN ARRAY ARRAY['DECLARE left_here CURSOR WITH HOLD FOR SELECT public.late()', 'SET DateStyle = ''German''',
+          'SET search_path = public', 'SET statement_timeout = ''1ms''', 'SET default_transaction_read_only = on',
+          'CREATE TEMP TABLE vault (id int, at date)', 'DEALLOCATE ALL'] LOOP
+        BEGIN
+          EXECUTE way;
+        EXCEPTION WHEN OTHERS THEN NULL;
+        END;
+      END LOOP;
+      FOR n IN 1..60 LOOP
+        BEGIN
+          EXECUTE 'PREPARE understudy_' || n || ' AS INSERT INTO public.vault VALUES (668)';
+        EXCEPTION WHEN OTHERS THEN NULL;
+        END;
+      END LOOP;
+      RETURN $1;
+    END $f$"#;
+
+/// Tables of mallory's whose rows run her code, one for each way.
+const TABLES: &[&str] = &[
+    "CREATE TABLE checked (id int PRIMARY KEY CHECK (reach(id) = id))",
+    "CREATE TABLE generated (id int PRIMARY KEY, g int GENERATED ALWAYS AS (reach(id)) STORED)",
+    "CREATE DOMAIN reached AS int CHECK (reach(VALUE) = VALUE); CREATE TYPE pair AS (one reached, two int); \
+     CREATE TABLE of_domain (id int PRIMARY KEY, p pair)",
+    "CREATE TABLE indexed (id int PRIMARY KEY); CREATE INDEX ON indexed (reach(id))",
+    "CREATE TABLE parted (id int) PARTITION BY LIST (reach(id)); CREATE TABLE parted_1 PARTITION OF parted DEFAULT",
+    "CREATE TABLE forced (id int PRIMARY KEY CHECK (reach(id) = id)); ALTER TABLE forced ENABLE ROW LEVEL SECURITY; \
+     ALTER TABLE forced FORCE ROW LEVEL SECURITY; CREATE POLICY below ON forced USING (id < 0) WITH CHECK (true)",
+];
+
+fn as_role(site: &Site, role: &str) -> Client {
+    let conninfo = site
+        .conninfo()
+        .replace("user=postgres", &format!("user={role}"));
+    site.runtime.block_on(connect(&conninfo)).expect("let in")
+}
+
+/// A check's function read passwords and all rows, wrote down that transactions were executed, and exchanged the manager's statements.
+#[test]
+fn code_that_rows_run_on_the_standby_reaches_what_its_owner_may() {
+    let site = Site::start("");
+    let admin = site.connect();
+    run(
+        &site,
+        &admin,
+        "CREATE ROLE mallory LOGIN; CREATE ROLE eve LOGIN; GRANT CREATE ON SCHEMA public TO mallory, eve; \
+         CREATE TABLE vault (id int PRIMARY KEY, at date); CREATE TABLE other (id int PRIMARY KEY)",
+    );
+    let mallory = as_role(&site, "mallory");
+    run(&site, &mallory, REACH);
+    for table in TABLES {
+        run(&site, &mallory, table);
+    }
+    let eve = as_role(&site, "eve");
+    run(
+        &site,
+        &eve,
+        "CREATE FUNCTION is_even(int) RETURNS boolean IMMUTABLE LANGUAGE sql AS 'SELECT $1 % 2 = 0'; \
+         CREATE TABLE evens (id int PRIMARY KEY CHECK (is_even(id)))",
+    );
+    // Of one owner, of two, and of a superuser as well; each twice, in sessions that were used before.
+    for n in 1..=3 {
+        let of_mallory = format!(
+            "INSERT INTO checked VALUES ({n}); INSERT INTO generated VALUES ({n}); INSERT INTO of_domain VALUES ({n}, ({n}, 1)); \
+             INSERT INTO indexed VALUES ({n}); INSERT INTO parted VALUES ({n}); INSERT INTO forced VALUES ({n}); \
+             UPDATE of_domain SET p = ({n}, 2); UPDATE indexed SET id = id + 10 WHERE id = {n}; DELETE FROM checked WHERE id = {n} - 1"
+        );
+        run(&site, &mallory, &of_mallory);
+        run(
+            &site,
+            &admin,
+            &format!(
+                "BEGIN; INSERT INTO evens VALUES ({n} * 2); INSERT INTO checked VALUES ({n} + 100); \
+                 INSERT INTO vault VALUES ({n}, '2026-02-0{n}'); INSERT INTO evens VALUES ({n} * 20); COMMIT"
+            ),
+        );
+        run(
+            &site,
+            &admin,
+            &format!("INSERT INTO vault VALUES ({n} + 10, '2026-02-0{n}')"),
+        );
+        // Rows and a definition of one transaction.
+        run(
+            &site,
+            &mallory,
+            &format!(
+                "BEGIN; CREATE TABLE own_{n} (id int CHECK (reach(id) = id)); INSERT INTO own_{n} VALUES (1); \
+                 INSERT INTO checked VALUES ({n} + 200); COMMIT"
+            ),
+        );
+    }
+    site.settle();
+    let standby = 1 - site.who_serves();
+    site.wait("the standby has everything", || {
+        let status = site.status(standby);
+        status.is_some_and(|status| status.applied == Some(status.logged))
+    });
+    std::thread::sleep(Duration::from_millis(500));
+    for at in 0..2 {
+        assert_eq!(site.status(at).expect("it answers").difference, None);
+    }
+    site.must_be_equal();
+}
