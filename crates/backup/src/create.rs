@@ -237,8 +237,8 @@ async fn destination<'a>(
     source: &Source,
     repository: &'a Repository,
     how: &'a How,
-) -> Result<To<'a>> {
-    let mut to = To {
+) -> Result<CopyTarget<'a>> {
+    let mut to = CopyTarget {
         repository,
         known: HashMap::new(),
         unchanged: None,
@@ -348,8 +348,8 @@ struct Moved {
     written: u64,
 }
 
-/// Where pieces go.
-struct To<'a> {
+/// Target of a copy's pieces.
+struct CopyTarget<'a> {
     repository: &'a Repository,
     /// Pieces that are there.
     known: HashMap<ChunkId, u64>,
@@ -361,7 +361,7 @@ struct To<'a> {
 async fn copy(
     source: &Source,
     live: &Namespace,
-    to: &To<'_>,
+    to: &CopyTarget<'_>,
     found: &Found,
 ) -> Result<(File, Moved)> {
     let is_data = found.class == FileClass::Data;

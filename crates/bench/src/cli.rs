@@ -310,7 +310,7 @@ pub struct BenchFailover {
     pub charts: Charts,
     /// Only these parts.
     #[arg(long, value_delimiter = ',')]
-    pub only: Vec<crate::failover::Part>,
+    pub only: Vec<crate::failover::Measurement>,
     /// Only these faults.
     #[arg(long, value_delimiter = ',')]
     pub fault: Vec<crate::failover::Fault>,
@@ -427,7 +427,7 @@ pub struct BenchStandby {
     pub charts: Charts,
     /// Only these parts.
     #[arg(long, value_delimiter = ',', value_name = "PART")]
-    pub only: Vec<crate::standby::Part>,
+    pub only: Vec<crate::standby::Measurement>,
     /// Size in MiB of the database that a new standby joins.
     #[arg(long, value_parser = clap::value_parser!(u32).range(15..))]
     pub size: Option<u32>,

@@ -88,7 +88,7 @@ async fn run_pgbench(args: cli::BenchPgbench) -> anyhow::Result<Code> {
 }
 
 async fn run_proxy(args: cli::BenchProxy) -> anyhow::Result<Code> {
-    use proxy::Part;
+    use proxy::Measurement;
 
     let workspace = Workspace::create(args.common.data.as_deref(), false)?;
     let either = |given, quick, whole| args.common.either(given, quick, whole);
@@ -102,7 +102,7 @@ async fn run_proxy(args: cli::BenchProxy) -> anyhow::Result<Code> {
         dir: workspace.path().to_owned(),
         understudy: understudy()?,
         parts: match args.part.as_slice() {
-            [] => Part::value_variants().to_vec(),
+            [] => Measurement::value_variants().to_vec(),
             given => given.to_vec(),
         },
         clients: list(&args.clients, &[2], &[1, 8, 32, 200]),
@@ -132,13 +132,17 @@ async fn run_proxy(args: cli::BenchProxy) -> anyhow::Result<Code> {
 }
 
 async fn run_mirror(args: cli::BenchMirror) -> anyhow::Result<Code> {
-    use mirror::Part;
+    use mirror::Measurement;
 
     let workspace = Workspace::create(args.common.data.as_deref(), false)?;
     let either = |given, quick, whole| args.common.either(given, quick, whole);
     let parts = match args.part.as_slice() {
-        [] if args.upgrade_bin.is_none() => vec![Part::Throughput, Part::Transfer],
-        [] => vec![Part::Throughput, Part::Transfer, Part::Upgrade],
+        [] if args.upgrade_bin.is_none() => vec![Measurement::Throughput, Measurement::Transfer],
+        [] => vec![
+            Measurement::Throughput,
+            Measurement::Transfer,
+            Measurement::Upgrade,
+        ],
         given => given.to_vec(),
     };
     let options = mirror::Options {

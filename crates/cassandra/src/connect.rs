@@ -30,7 +30,7 @@ const CONNECTIONS: std::num::NonZeroUsize =
 /// Connects to any of the contact points; waits while none answers.
 ///
 /// # Errors
-/// `Denied` for the user, `Invalid` for files or addresses that make no sense.
+/// `Denied` for the user, `Invalid` for files or addresses that are invalid.
 pub async fn connect(config: &Config) -> Result<Session> {
     let tls = config.tls.as_ref().map(client_config).transpose()?;
     let mut wait = Duration::from_millis(100);
@@ -85,7 +85,11 @@ fn client_config(files: &TlsFiles) -> Result<Arc<ClientConfig>> {
         found.map_err(|e| unreadable(path, e))
     };
     let refused = |e: rustls::Error| {
-        Error::with_source(ErrorKind::Invalid, "the certificates make no sense", e)
+        Error::with_source(
+            ErrorKind::Invalid,
+            "the certificates of [tls] cannot be used",
+            e,
+        )
     };
     let mut roots = RootCertStore::empty();
     let authority: Vec<CertificateDer<'static>> = certificates(&files.authority)?;

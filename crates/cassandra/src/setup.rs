@@ -35,7 +35,7 @@ pub struct Opened {
 ///
 /// # Errors
 /// `Conflict` if it exists with other settings, or if the keyspace breaks a guarantee; `Invalid` if the
-/// settings make no sense or do not fit the cluster; `Denied` if the user may not do that.
+/// settings are invalid or do not fit the cluster; `Denied` if the user may not do that.
 pub async fn create_volume(config: &Config, settings: &VolumeSettings) -> Result<()> {
     settings.check()?;
     let session = connect(config).await?;

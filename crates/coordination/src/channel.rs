@@ -53,7 +53,7 @@ impl Party {
     /// A new life of the node of this configuration, or a command that speaks for it.
     ///
     /// # Errors
-    /// `Invalid` if the files of `[tls]` make no sense; `Unavailable` without random numbers.
+    /// `Invalid` if the files of `[tls]` are invalid; `Unavailable` without random numbers.
     pub fn new(config: &ClusterConfig) -> dax::Result<Party> {
         let incarnation = Incarnation::random().map_err(|error| {
             let message = "cannot read the kernel's random source";
@@ -116,7 +116,7 @@ pub enum ChannelError {
         /// Its words.
         why: String,
     },
-    /// The peer says something that makes no sense.
+    /// The peer says something that is invalid.
     #[error("unexpected message from {address}: {what}")]
     Protocol {
         /// Where.

@@ -291,7 +291,7 @@ impl ClusterConfig {
     /// talked to.
     ///
     /// # Errors
-    /// `Invalid` if a file cannot be read or makes no sense, or others than its owner can open a key.
+    /// `Invalid` if a file cannot be read or is invalid, or others than its owner can open a key.
     pub fn tls(&self) -> dax::Result<Option<Tls>> {
         self.tls.files().map(Tls::load).transpose()
     }

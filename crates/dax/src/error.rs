@@ -19,7 +19,7 @@ pub enum ErrorKind {
     NotFound,
     /// It exists already, or somebody else was first. Look at what is there.
     Conflict,
-    /// The request makes no sense as given. The message says what to change.
+    /// The request is invalid as given. The message says what to change.
     Invalid,
     /// The peer speaks something else. Check addresses and versions.
     Protocol,

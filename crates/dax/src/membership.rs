@@ -215,7 +215,7 @@ impl Membership {
     /// The same members with a change begun: the joining ones are to be sent everything.
     ///
     /// # Errors
-    /// `Conflict` if another one is under way, `Invalid` if it makes no sense.
+    /// `Conflict` if another one is under way, `Invalid` if it is invalid.
     pub fn begin(&self, change: Change, version: Version) -> Result<Membership> {
         if self.change.is_some() {
             let busy = "another exchange of zones is under way: wait for it, or cancel it first";

@@ -150,8 +150,8 @@ impl ScrubProgress {
     }
 }
 
-/// Where the progress is told.
-pub type Told = Arc<Mutex<ScrubProgress>>;
+/// Progress of a scrub, shared with the status.
+pub type ScrubStatus = Arc<Mutex<ScrubProgress>>;
 
 /// When and how fast it is done.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -181,7 +181,7 @@ pub struct Scrubber {
     /// When and how fast.
     pub pace: Pace,
     /// Where the progress is told.
-    pub told: Told,
+    pub told: ScrubStatus,
 }
 
 /// A scrubber that runs until this is dropped.
@@ -201,7 +201,7 @@ impl Scrubber {
             scrubbed: Arc::new(AllFiles(Arc::clone(&storage))),
             storage,
             pace: Pace::default(),
-            told: Told::default(),
+            told: ScrubStatus::default(),
         }
     }
 

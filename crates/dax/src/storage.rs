@@ -249,7 +249,7 @@ pub trait Storage: Send + Sync + 'static {
     /// end of which they count, and those who leave do not. Returns once the beginning is kept by enough.
     ///
     /// # Errors
-    /// `Fenced`, or `Invalid` if the handle owns no epoch, the change makes no sense, or this storage tier looks after
+    /// `Fenced`, or `Invalid` if the handle owns no epoch, the change is invalid, or this storage tier looks after
     /// its own members; `Conflict` if another one is under way, or the members are not recorded yet.
     async fn change_members(&self, _change: Change) -> Result<()> {
         Err(no_members())

@@ -15,7 +15,7 @@ pub enum EngineError {
     /// The storage tier said no; its kind tells what to do.
     #[error(transparent)]
     Storage(#[from] dax::error::Error),
-    /// A file operation failed, or what is stored makes no sense.
+    /// A file operation failed, or what is stored is invalid.
     #[error(transparent)]
     Volume(#[from] volume::error::Error),
     /// The mount could not be made, or broke.

@@ -31,14 +31,14 @@ const PAGE: u64 = 8192;
 
 /// The beginning of a page, whose rest is to come.
 #[derive(Debug, PartialEq, Eq)]
-pub(crate) struct Part {
+pub(crate) struct PartialPage {
     /// Where it begins.
     pub(crate) offset: u64,
     /// What there is of it.
     pub(crate) data: Bytes,
 }
 
-impl Part {
+impl PartialPage {
     fn end(&self) -> u64 {
         self.offset + self.data.len() as u64
     }
@@ -48,24 +48,24 @@ impl Part {
 #[derive(Debug, Default)]
 pub(crate) struct Plan {
     /// A part whose rest did not come.
-    pub(crate) before: Option<Arc<Part>>,
+    pub(crate) before: Option<Arc<PartialPage>>,
     /// This write, or as much of it as is whole.
-    pub(crate) now: Option<Part>,
+    pub(crate) now: Option<PartialPage>,
     /// A part that `now` completes.
-    pub(crate) completes: Option<Arc<Part>>,
+    pub(crate) completes: Option<Arc<PartialPage>>,
 }
 
 /// See the module.
 #[derive(Debug, Default)]
 pub(crate) struct Joiner {
-    parts: Mutex<HashMap<Ino, Arc<Part>>>,
+    parts: Mutex<HashMap<Ino, Arc<PartialPage>>>,
     /// Parts that wait, to be asked without the lock.
     waiting: AtomicUsize,
 }
 
 impl Joiner {
     /// What waits for its rest in a file.
-    pub(crate) fn waiting(&self, ino: Ino) -> Option<Arc<Part>> {
+    pub(crate) fn waiting(&self, ino: Ino) -> Option<Arc<PartialPage>> {
         if self.waiting.load(Ordering::Acquire) == 0 {
             return None;
         }
@@ -73,7 +73,7 @@ impl Joiner {
     }
 
     /// All files in which something waits.
-    pub(crate) fn all(&self) -> Vec<(Ino, Arc<Part>)> {
+    pub(crate) fn all(&self) -> Vec<(Ino, Arc<PartialPage>)> {
         let parts = self.parts.lock();
         parts
             .iter()
@@ -90,7 +90,7 @@ impl Joiner {
         may_be_split: bool,
         size: impl FnOnce() -> u64,
     ) -> Plan {
-        let write = Part { offset, data };
+        let write = PartialPage { offset, data };
         let mut plan = Plan::default();
         let whole = match self.waiting(ino) {
             Some(part) if part.end() == offset => {
@@ -113,9 +113,9 @@ impl Joiner {
         let at = (page - whole.offset) as usize;
         if at > 0 {
             let (offset, data) = (whole.offset, whole.data.slice(..at));
-            plan.now = Some(Part { offset, data });
+            plan.now = Some(PartialPage { offset, data });
         }
-        let rest = Part {
+        let rest = PartialPage {
             offset: page,
             data: whole.data.slice(at..),
         };
@@ -125,14 +125,14 @@ impl Joiner {
         plan
     }
 
-    fn wait(&self, ino: Ino, part: Part) {
+    fn wait(&self, ino: Ino, part: PartialPage) {
         let mut parts = self.parts.lock();
         parts.insert(ino, Arc::new(part));
         self.waiting.store(parts.len(), Ordering::Release);
     }
 
     /// A part has reached the view, or its file is gone.
-    pub(crate) fn done(&self, ino: Ino, part: &Arc<Part>) {
+    pub(crate) fn done(&self, ino: Ino, part: &Arc<PartialPage>) {
         let mut parts = self.parts.lock();
         if parts
             .get(&ino)
@@ -180,18 +180,18 @@ pub(crate) async fn settle(view: &dyn View, joiner: &Joiner, ino: Ino) -> Result
     carry_out(view, joiner, ino, plan).await
 }
 
-fn join(first: &Part, second: &Part) -> Part {
+fn join(first: &PartialPage, second: &PartialPage) -> PartialPage {
     let mut data = BytesMut::with_capacity(first.data.len() + second.data.len());
     data.extend_from_slice(&first.data);
     data.extend_from_slice(&second.data);
-    Part {
+    PartialPage {
         offset: first.offset,
         data: data.freeze(),
     }
 }
 
 /// What a read at `offset` returned, with a part that waited when it was received put over it.
-pub(crate) fn over(offset: u64, read: Bytes, part: &Part) -> Bytes {
+pub(crate) fn over(offset: u64, read: Bytes, part: &PartialPage) -> Bytes {
     let from = part.offset.max(offset);
     let to = part.end().min(offset + read.len() as u64);
     if from >= to {
@@ -286,7 +286,7 @@ mod tests {
 
     #[test]
     fn reads_see_what_waits() {
-        let part = Part {
+        let part = PartialPage {
             offset: 100,
             data: bytes(50, 7),
         };

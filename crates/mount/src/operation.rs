@@ -29,7 +29,7 @@ use volume::waiting::Waiting;
 use crate::errno::ErrorLog;
 use crate::gate::Gate;
 use crate::handles::Handles;
-use crate::joiner::{Joiner, Part, settle};
+use crate::joiner::{Joiner, PartialPage, settle};
 
 /// Kinds of requests that are told apart, at most; there are some thirty.
 const KINDS: usize = 64;
@@ -191,7 +191,10 @@ impl Core {
         self.settle_parts(self.joiner.all()).await;
     }
 
-    fn settle_parts(&self, parts: Vec<(Ino, Arc<Part>)>) -> impl Future<Output = ()> + use<> {
+    fn settle_parts(
+        &self,
+        parts: Vec<(Ino, Arc<PartialPage>)>,
+    ) -> impl Future<Output = ()> + use<> {
         let (view, joiner) = (self.view(), Arc::clone(&self.joiner));
         async move {
             for (ino, _) in parts {

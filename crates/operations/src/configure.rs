@@ -80,7 +80,7 @@ impl Settings {
     /// These settings with `patch` merged into them: a JSON object, in which null takes a value away.
     ///
     /// # Errors
-    /// [`EditError::Refused`] if it makes no sense.
+    /// [`EditError::Refused`] if it is invalid.
     pub fn patched(&self, patch: &Value) -> Result<Settings, EditError> {
         let refused = |e: serde_json::Error| EditError::Refused(e.to_string());
         let mut document = serde_json::to_value(self).map_err(refused)?;

@@ -133,7 +133,7 @@ impl Operator {
     /// Begins what is wanted, unless it is under way or done already.
     ///
     /// # Errors
-    /// [`OperateError::Refused`] if another exchange is under way or this one makes no sense;
+    /// [`OperateError::Refused`] if another exchange is under way or this one is invalid;
     /// [`OperateError::Channel`] if the active did not take the order.
     pub async fn begin_exchange(&self, config: &ClusterConfig, wanted: &Wanted) -> Result<()> {
         let membership = members(self, config)?;

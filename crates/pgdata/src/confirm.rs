@@ -96,15 +96,15 @@ impl Confirmable {
     }
 }
 
-/// What has been said on the connection, and what is to be said next. Pure.
+/// Confirmations on the connection, sent and next. Pure.
 #[derive(Debug, Default)]
-struct Said {
+struct ConfirmState {
     confirmed: Option<Lsn>,
     needed: RowsNeeded,
     answered: Option<Instant>,
 }
 
-impl Said {
+impl ConfirmState {
     fn confirmed(&self) -> Lsn {
         self.confirmed.unwrap_or(Lsn::ZERO)
     }
@@ -146,7 +146,7 @@ pub async fn confirm_log(
     let mut confirming = Confirming {
         connection,
         session,
-        said: Said::default(),
+        said: ConfirmState::default(),
         streaming: Some(streaming),
     };
     Ok(confirming.run(confirmable).await?)
@@ -155,7 +155,7 @@ pub async fn confirm_log(
 struct Confirming {
     connection: UnixStream,
     session: Session,
-    said: Said,
+    said: ConfirmState,
     streaming: Option<oneshot::Sender<()>>,
 }
 
@@ -359,7 +359,7 @@ mod tests {
 
     #[test]
     fn the_same_is_said_once_and_a_server_that_stops_is_not_answered_without_pause() {
-        let mut said = Said::default();
+        let mut said = ConfirmState::default();
         assert!(said.take(Lsn(7)) && !said.take(Lsn(7)) && said.take(Lsn(8)));
         assert!(!said.take_needed(RowsNeeded::default()));
         let rows = RowsNeeded {

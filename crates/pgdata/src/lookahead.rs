@@ -228,7 +228,7 @@ impl Lookahead {
     }
 
     /// True if redo, at `redo`, has passed log that cannot be decoded: a page that holds nothing, or one
-    /// that makes no sense although the one behind it is there as well.
+    /// that is invalid although the one behind it is there as well.
     fn is_stuck(&self, redo: Lsn) -> bool {
         match self.follower.stop() {
             Stop::Missing(at) => at < redo && at.0 + PAGE <= self.given.0,

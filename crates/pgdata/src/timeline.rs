@@ -52,7 +52,7 @@ pub struct Entry {
     pub end: Option<Lsn>,
 }
 
-/// Why a history file makes no sense.
+/// Why a history file is invalid.
 #[derive(Debug, thiserror::Error)]
 pub enum HistoryError {
     /// A line is not `<timeline> <position> <reason>`.

@@ -199,7 +199,7 @@ fn check_starts(log: &Log, records: &[Record], random: &mut SmallRng) {
 
 /// The look-ahead, given the log in the pieces in which a standby gets it, wants what redo reads: every
 /// block that PostgreSQL names without an image to restore, in its order. Says what decoding costs.
-fn check_lookahead(log: &Log, records: &[Record], told: &[judge::Told]) {
+fn check_lookahead(log: &Log, records: &[Record], told: &[judge::DumpedRecord]) {
     let limits = Limits {
         window_bytes: 16 << 20,
         waiting_max: 10_000,

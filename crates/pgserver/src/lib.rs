@@ -112,7 +112,7 @@ pub enum PostgresError {
     /// A query of the agent failed.
     #[error("a query of the agent failed")]
     Sql(#[from] tokio_postgres::Error),
-    /// The server answered something that makes no sense.
+    /// The server answered something that is invalid.
     #[error("unexpected answer from PostgreSQL: {0}")]
     Answer(String),
     /// The operating system said no.

@@ -13,7 +13,7 @@ use pgwire::messages::startup::ParameterStatus;
 /// Tag and length.
 pub const HEADER_BYTES: usize = 5;
 
-/// A message that makes no sense; the connection cannot go on.
+/// A message that is invalid; the connection cannot go on.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum Malformed {
     /// A length below its own size.
@@ -23,7 +23,7 @@ pub enum Malformed {
     #[error("a message of {0} bytes, more than is allowed here")]
     TooLarge(usize),
     /// Its contents are not what its tag says.
-    #[error("a message of type {:?} makes no sense", char::from(*.0))]
+    #[error("invalid contents of a message of type {:?}", char::from(*.0))]
     Body(u8),
 }
 

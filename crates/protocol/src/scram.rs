@@ -39,7 +39,7 @@ pub fn offer(can_bind: bool) -> Vec<u8> {
 /// What a client says first (`SASLInitialResponse`): what its proof may be bound to, and the first message of the exchange.
 ///
 /// # Errors
-/// If it makes no sense, or has chosen what was not offered.
+/// If it is invalid, or has chosen what was not offered.
 pub fn read_initial<'a>(
     body: &'a [u8],
     endpoint: Option<&'a [u8]>,
@@ -60,7 +60,7 @@ pub fn read_initial<'a>(
 /// A failed exchange.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum ScramError {
-    /// A message that makes no sense.
+    /// A message that is invalid.
     #[error("malformed SCRAM message")]
     Malformed,
     /// The client asks for channel binding that was not offered.
@@ -209,7 +209,7 @@ impl Doorkeeper {
     /// Answers a client's first message: the exchange, and the message to send.
     ///
     /// # Errors
-    /// If it makes no sense, or does not go with what was offered.
+    /// If it is invalid, or does not go with what was offered.
     pub fn begin(
         verifier: Verifier,
         channel: Channel<'_>,
@@ -245,7 +245,7 @@ impl Doorkeeper {
     /// Judges the client's last message: the keys that its proof reveals, and the message to send.
     ///
     /// # Errors
-    /// If it makes no sense or the proof is wrong.
+    /// If it is invalid or the proof is wrong.
     pub fn finish(self, client_final: &str) -> Result<(Keys, String), ScramError> {
         let (without_proof, proof) = client_final
             .rsplit_once(",p=")
@@ -298,7 +298,7 @@ impl Visitor {
     /// Answers the server's first message.
     ///
     /// # Errors
-    /// If it makes no sense.
+    /// If it is invalid.
     pub fn answer(&mut self, server_first: &str) -> Result<String, ScramError> {
         let nonce = attribute(server_first, 'r').ok_or(ScramError::Malformed)?;
         let own = attribute(&self.first_bare, 'r').ok_or(ScramError::Malformed)?;

@@ -17,7 +17,7 @@ use serde::{Deserialize, Serialize};
 use crate::core::session::{PoolMode, Rules};
 use crate::core::version::ReadMode;
 
-/// A configuration that makes no sense.
+/// A configuration that is invalid.
 #[derive(Debug, thiserror::Error)]
 pub enum ConfigError {
     /// It cannot be read.
@@ -29,7 +29,7 @@ pub enum ConfigError {
         source: std::io::Error,
     },
     /// It is not understood.
-    #[error("{path} makes no sense: {reason}")]
+    #[error("invalid configuration file {path}: {reason}")]
     Parse {
         /// Which file.
         path: PathBuf,
@@ -46,7 +46,7 @@ pub enum ConfigError {
         /// Reason, with what is allowed.
         reason: String,
     },
-    /// A value makes no sense.
+    /// A value is invalid.
     #[error("{key}: {reason}")]
     Value {
         /// Which key.
@@ -317,7 +317,7 @@ impl Config {
     /// Reads a file.
     ///
     /// # Errors
-    /// If it cannot be read or makes no sense.
+    /// If it cannot be read or is invalid.
     pub fn load(path: &Path) -> Result<Config, ConfigError> {
         let text = std::fs::read_to_string(path).map_err(|source| ConfigError::Read {
             path: path.to_owned(),
@@ -329,7 +329,7 @@ impl Config {
     /// Reads a text.
     ///
     /// # Errors
-    /// If it makes no sense.
+    /// If it is invalid.
     pub fn parse(text: &str) -> Result<Config, ConfigError> {
         let config: Config = toml::from_str(text).map_err(|error| ConfigError::Parse {
             path: PathBuf::from("[proxy]"),

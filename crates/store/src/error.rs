@@ -86,7 +86,7 @@ pub enum OpenError {
         /// What the system says.
         source: std::io::Error,
     },
-    /// The file that says which network to emulate cannot be read or makes no sense.
+    /// The file that says which network to emulate cannot be read or is invalid.
     #[error("cannot use the network file {}", path.display())]
     Network {
         /// The file.

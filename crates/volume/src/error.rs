@@ -33,7 +33,7 @@ pub enum Error {
     /// A name longer than 255 bytes.
     #[error("file name too long")]
     NameTooLong,
-    /// Arguments that make no sense.
+    /// Arguments that are invalid.
     #[error("invalid argument: {0}")]
     Invalid(&'static str),
     /// Not offered.
@@ -54,7 +54,7 @@ pub enum Error {
     /// The claim of this standby was given up, so what it stands on may be gone: it must attach afresh.
     #[error("this standby's claim was given up: what it stands on may not be kept any more")]
     ClaimLost,
-    /// What is stored makes no sense (journal, snapshot, seal).
+    /// What is stored is invalid (journal, snapshot, seal).
     #[error("damaged volume: {0}")]
     Damaged(String),
 }

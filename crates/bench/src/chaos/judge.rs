@@ -62,8 +62,8 @@ const FENCED: [&str; 6] = [
     "read only 0 of",
 ];
 
-/// What the clients know.
-struct Told {
+/// Observations of all clients.
+struct Observations {
     transfers: History,
     lists: Vec<Transaction>,
     numbers: Vec<Drawn>,
@@ -76,7 +76,7 @@ struct Told {
 
 impl Clients {
     /// Lets every client finish what it is at; if some cannot, which.
-    async fn stop(self) -> Result<Told, String> {
+    async fn stop(self) -> Result<Observations, String> {
         let snapshots = self.readers.take();
         let (transfers, lists, numbers, prepared, strong, deeds, ddl_rounds) = tokio::join!(
             within("transfers", self.transfers.stop()),
@@ -87,7 +87,7 @@ impl Clients {
             within("applications", self.applications.stop()),
             within("table changes", self.churn.stop())
         );
-        Ok(Told {
+        Ok(Observations {
             transfers: transfers?,
             lists: lists?,
             numbers: numbers?,
@@ -192,7 +192,7 @@ fn failed(name: &'static str, detail: String) -> Check {
     }
 }
 
-fn counts(told: &Told) -> Counts {
+fn counts(told: &Observations) -> Counts {
     let of = |outcome| told.lists.iter().filter(|t| t.outcome == outcome).count() as u64;
     Counts {
         transfers: told.transfers.count(Outcome::Acknowledged),
@@ -225,7 +225,7 @@ fn outages(history: &History, end: Offset) -> Vec<u64> {
 async fn judge(
     options: &Options,
     (cluster, remote): (&mut cluster::Cluster, &Stock),
-    told: &Told,
+    told: &Observations,
     report: &mut Report,
 ) -> anyhow::Result<Vec<Check>> {
     let active = cluster.wait_active(TIMEOUT).await?;

@@ -25,10 +25,10 @@ pub(crate) enum Target {
     Everything,
 }
 
-/// Which of a member's processes.
+/// Processes of a member that a fault strikes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "snake_case")]
-pub(crate) enum Part {
+pub(crate) enum ProcessSet {
     /// All of them, as a machine.
     Whole,
     /// The agent alone; PostgreSQL and the kernel go on.
@@ -66,8 +66,8 @@ pub(crate) enum Line {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub(crate) enum Fault {
-    Kill(Target, Part),
-    Freeze(Target, Part),
+    Kill(Target, ProcessSet),
+    Freeze(Target, ProcessSet),
     /// The line between a member and everybody.
     Network(Target, Way, Line),
     /// The line between two members.
@@ -191,10 +191,10 @@ impl Schedule {
 
     fn loss_of_active(&mut self) -> Fault {
         match self.random.random_range(0..5) {
-            0 => Fault::Kill(Target::Active, Part::Whole),
-            1 => Fault::Kill(Target::Active, Part::Postmaster),
-            2 => Fault::Kill(Target::Standby(0), Part::Whole),
-            3 => Fault::Freeze(Target::Active, Part::Whole),
+            0 => Fault::Kill(Target::Active, ProcessSet::Whole),
+            1 => Fault::Kill(Target::Active, ProcessSet::Postmaster),
+            2 => Fault::Kill(Target::Standby(0), ProcessSet::Whole),
+            3 => Fault::Freeze(Target::Active, ProcessSet::Whole),
             _ => Fault::Network(Target::Active, Way::Both, Line::Cut),
         }
     }
@@ -229,13 +229,13 @@ impl Schedule {
         }
     }
 
-    fn part(&mut self) -> Part {
+    fn part(&mut self) -> ProcessSet {
         match self.random.random_range(0..10) {
-            0..5 => Part::Whole,
-            5 => Part::Agent,
-            6 => Part::Postgres,
-            7 => Part::Postmaster,
-            _ => Part::Child(self.random.random_range(0..16)),
+            0..5 => ProcessSet::Whole,
+            5 => ProcessSet::Agent,
+            6 => ProcessSet::Postgres,
+            7 => ProcessSet::Postmaster,
+            _ => ProcessSet::Child(self.random.random_range(0..16)),
         }
     }
 
@@ -288,15 +288,15 @@ impl Fault {
                 "many killed at once"
             }
             Fault::Kill(Target::Zone(_), _) => "zone killed",
-            Fault::Kill(_, Part::Whole) => "node killed",
-            Fault::Kill(_, Part::Agent) => "agent killed",
+            Fault::Kill(_, ProcessSet::Whole) => "node killed",
+            Fault::Kill(_, ProcessSet::Agent) => "agent killed",
             Fault::Kill(..) => "process of PostgreSQL killed",
             Fault::Freeze(Target::EveryNode | Target::EveryZone | Target::Everything, _) => {
                 "many frozen at once"
             }
             Fault::Freeze(Target::Zone(_), _) => "zone frozen",
-            Fault::Freeze(_, Part::Whole) => "node frozen",
-            Fault::Freeze(_, Part::Agent) => "agent frozen",
+            Fault::Freeze(_, ProcessSet::Whole) => "node frozen",
+            Fault::Freeze(_, ProcessSet::Agent) => "agent frozen",
             Fault::Freeze(..) => "process of PostgreSQL frozen",
             Fault::Network(_, Way::Both, Line::Cut) => "network cut",
             Fault::Network(_, _, Line::Cut) => "network cut one way",

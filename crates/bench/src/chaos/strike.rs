@@ -8,7 +8,7 @@ use cluster::wan::Quality;
 use tokio::process::Command;
 
 use super::faults::{Member, Refusal, Trouble, directions};
-use super::plan::{Fault, Line, Part, Strike, Target, Way};
+use super::plan::{Fault, Line, ProcessSet, Strike, Target, Way};
 use super::report::{Ended, Struck};
 use super::stage::{DISK_BYTES, Stage, members, name, postmaster};
 use super::{Flaw, SIZE};
@@ -220,7 +220,7 @@ impl Stage {
         let Member::Zone(zone) = member else {
             return Ok(Err(Refusal::Nobody));
         };
-        if let Err(why) = self.strike_dead(member, Part::Whole, until) {
+        if let Err(why) = self.strike_dead(member, ProcessSet::Whole, until) {
             return Ok(Err(why));
         }
         self.disks[usize::from(zone)].lose_power()?;
@@ -232,18 +232,20 @@ impl Stage {
         if self.releases.is_none() {
             return Err(Refusal::Nobody);
         }
-        self.strike_dead(member, Part::Whole, until)?;
+        self.strike_dead(member, ProcessSet::Whole, until)?;
         if let Some(releases) = &mut self.releases {
             releases.exchange(member);
         }
         Ok(())
     }
 
-    fn strike_dead(&mut self, member: Member, part: Part, until: Duration) -> Outcome {
-        if matches!(part, Part::Whole | Part::Agent) || matches!(member, Member::Zone(_)) {
+    fn strike_dead(&mut self, member: Member, part: ProcessSet, until: Duration) -> Outcome {
+        if matches!(part, ProcessSet::Whole | ProcessSet::Agent)
+            || matches!(member, Member::Zone(_))
+        {
             self.faults.strike(member, Trouble::Down, until)?;
             self.faults.thaw(member);
-            if part == Part::Agent {
+            if part == ProcessSet::Agent {
                 let pid = self.process(member).map(|process| process.pid());
                 process::kill_each(pid.as_slice());
             } else {
@@ -262,7 +264,7 @@ impl Stage {
         }
     }
 
-    fn freeze(&mut self, member: Member, part: Part, until: Duration) -> Outcome {
+    fn freeze(&mut self, member: Member, part: ProcessSet, until: Duration) -> Outcome {
         let pids = self.part(member, part);
         if pids.is_empty() {
             return Err(Refusal::Nobody);
@@ -274,24 +276,24 @@ impl Stage {
     }
 
     /// The processes of a part of a member; none if there are none.
-    fn part(&mut self, member: Member, part: Part) -> Vec<nix::unistd::Pid> {
+    fn part(&mut self, member: Member, part: ProcessSet) -> Vec<nix::unistd::Pid> {
         let Some(root) = self.process(member).map(|process| process.pid()) else {
             return Vec::new();
         };
         let part = match member {
-            Member::Zone(_) => Part::Whole,
+            Member::Zone(_) => ProcessSet::Whole,
             Member::Node(_) => part,
         };
         match part {
-            Part::Whole => process::family(root),
-            Part::Agent => vec![root],
-            Part::Postgres | Part::Postmaster | Part::Child(_) => {
+            ProcessSet::Whole => process::family(root),
+            ProcessSet::Agent => vec![root],
+            ProcessSet::Postgres | ProcessSet::Postmaster | ProcessSet::Child(_) => {
                 let Ok(postmaster) = postmaster(self, member) else {
                     return Vec::new();
                 };
                 match part {
-                    Part::Postgres => process::family(postmaster),
-                    Part::Child(n) => {
+                    ProcessSet::Postgres => process::family(postmaster),
+                    ProcessSet::Child(n) => {
                         let children = process::family(postmaster).split_off(1);
                         let at = usize::from(n) % children.len().max(1);
                         children.get(at).copied().into_iter().collect()

@@ -5,7 +5,7 @@ use std::path::PathBuf;
 use clap::Args;
 
 use super::{Common, Programs, Runs, Scale};
-use crate::mirror::{Limit, Load, Part, Way};
+use crate::mirror::{Limit, Load, Measurement, Way};
 
 /// Compare the mirror with a direct connection and Pgpool-II; show a state transfer and a major upgrade under load.
 ///
@@ -43,7 +43,7 @@ pub struct BenchMirror {
     pub scale: Scale,
     /// Only these parts. Default: throughput and transfer, and upgrade with --upgrade-bin.
     #[arg(long, value_delimiter = ',', value_enum)]
-    pub part: Vec<Part>,
+    pub part: Vec<Measurement>,
     /// What is sent.
     #[arg(long, value_delimiter = ',', value_enum, default_values_t = [Load::Ycsb, Load::TpcB])]
     pub load: Vec<Load>,

@@ -3,7 +3,7 @@
 use clap::Args;
 
 use super::{Common, Programs, Runs, Scale};
-use crate::proxy::{Load, Part, Pooling, Protocol};
+use crate::proxy::{Load, Measurement, Pooling, Protocol};
 
 /// Compare the proxy with PgBouncer and with a direct connection, and show how reads scale with standbys.
 ///
@@ -33,7 +33,7 @@ pub struct BenchProxy {
     pub scale: Scale,
     /// Only these parts.
     #[arg(long, value_delimiter = ',', value_enum)]
-    pub part: Vec<Part>,
+    pub part: Vec<Measurement>,
     /// Numbers of clients of the first part. Default: 1, 8, 32 and 200.
     #[arg(long, value_delimiter = ',', value_parser = clap::value_parser!(u16).range(1..=240))]
     pub clients: Vec<u16>,

@@ -5,7 +5,7 @@ use std::path::PathBuf;
 use clap::Args;
 
 use super::{Common, Runs};
-use crate::vm::{Guest, Load, Part};
+use crate::vm::{Guest, Load, Measurement};
 
 /// Compare a virtual machine that is protected by checkpoints with the same machine unprotected.
 ///
@@ -32,7 +32,7 @@ pub struct BenchVm {
     pub runs: Runs,
     /// Only these parts. Default: all; with --quick, overhead and failover.
     #[arg(long, value_delimiter = ',', value_enum)]
-    pub part: Vec<Part>,
+    pub part: Vec<Measurement>,
     /// The databases.
     #[arg(long, value_delimiter = ',', value_enum, default_values_t = [Guest::Postgresql, Guest::Mariadb])]
     pub guest: Vec<Guest>,

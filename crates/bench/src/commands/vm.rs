@@ -6,15 +6,15 @@ use understudy::exit::Code;
 
 use super::{keep_unless, print, say, understudy};
 use crate::cli;
-use crate::vm::{self, Part};
+use crate::vm::{self, Measurement};
 use clap::ValueEnum;
 
 pub(super) async fn run(args: cli::BenchVm) -> anyhow::Result<Code> {
     let mut workspace = Workspace::create(args.common.data.as_deref(), false)?;
     let either = |given, quick, whole| args.common.either(given, quick, whole);
     let parts = match args.part.as_slice() {
-        [] if args.common.quick => vec![Part::Overhead, Part::Failover],
-        [] => Part::value_variants().to_vec(),
+        [] if args.common.quick => vec![Measurement::Overhead, Measurement::Failover],
+        [] => Measurement::value_variants().to_vec(),
         given => given.to_vec(),
     };
     let options = vm::Options {

@@ -25,7 +25,7 @@ use rand::seq::IndexedRandom;
 pub use chart::draw;
 use cluster::clients::history::Outcome;
 pub use fault::Fault;
-pub use report::{Busy, Part, Report, Rounds, table};
+pub use report::{Busy, Measurement, Report, Rounds, table};
 use stage::Stage;
 
 /// What is measured how often.
@@ -38,7 +38,7 @@ pub struct Options {
     /// The `understudy` program.
     pub understudy: PathBuf,
     /// What is measured.
-    pub parts: Vec<Part>,
+    pub parts: Vec<Measurement>,
     /// The faults.
     pub faults: Vec<Fault>,
     /// How often each.
@@ -61,7 +61,7 @@ pub struct Options {
 /// Something cannot be started or does not come back. What is lost is no error but a report.
 pub async fn run(options: &Options, say: impl Fn(&str)) -> anyhow::Result<Report> {
     let mut report = Report::default();
-    if options.parts.contains(&Part::Causes) {
+    if options.parts.contains(&Measurement::Causes) {
         for &fault in &options.faults {
             let faults = vec![fault; options.rounds as usize];
             let rounds = Box::pin(rounds(
@@ -74,7 +74,7 @@ pub async fn run(options: &Options, say: impl Fn(&str)) -> anyhow::Result<Report
             report.causes.push(rounds.await?);
         }
     }
-    if options.parts.contains(&Part::Row) {
+    if options.parts.contains(&Measurement::Row) {
         let mut random = SmallRng::seed_from_u64(options.seed);
         let faults: Vec<Fault> = (0..options.row)
             .filter_map(|_| options.faults.choose(&mut random).copied())
@@ -83,7 +83,7 @@ pub async fn run(options: &Options, say: impl Fn(&str)) -> anyhow::Result<Report
         let rounds = Box::pin(rounds(options, "row", &nodes, &faults, &say));
         report.row = Some(rounds.await?);
     }
-    if options.parts.contains(&Part::Busy) {
+    if options.parts.contains(&Measurement::Busy) {
         report.busy = Some(Box::pin(busy::run(options, &say)).await?);
     }
     report.judge();

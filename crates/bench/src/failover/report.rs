@@ -12,7 +12,7 @@ use understudy::demo::timeline::{millis, thousands};
 /// What can be measured alone.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, ValueEnum)]
 #[serde(rename_all = "snake_case")]
-pub enum Part {
+pub enum Measurement {
     /// Each fault many times, on two nodes.
     Causes,
     /// Random faults one after the other, on three nodes.

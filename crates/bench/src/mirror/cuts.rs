@@ -87,9 +87,9 @@ struct Commit {
     ended: Instant,
 }
 
-/// What all clients were told.
+/// Outcomes of all clients' requests.
 #[derive(Debug, Default)]
-struct Told {
+struct ClientOutcomes {
     commits: Mutex<Vec<Commit>>,
     /// The last value of each row that was acknowledged.
     last: Mutex<Vec<i64>>,
@@ -136,7 +136,7 @@ pub(super) async fn measure(options: &Options, say: &impl Fn(&str)) -> anyhow::R
         ))
         .await?;
     mirror.start(WITHIN).await?;
-    let told = Arc::new(Told::default());
+    let told = Arc::new(ClientOutcomes::default());
     *told.last.lock() = vec![0; rows];
     let clients = start_clients(&mirror, &told);
     let mut cuts = Cuts::default();
@@ -222,7 +222,7 @@ async fn verify(mirror: &Mirror) -> anyhow::Result<bool> {
 }
 
 /// Writers and a reader for each manager.
-fn start_clients(mirror: &Mirror, told: &Arc<Told>) -> Vec<JoinHandle<()>> {
+fn start_clients(mirror: &Mirror, told: &Arc<ClientOutcomes>) -> Vec<JoinHandle<()>> {
     let mut clients = Vec::new();
     for at in 0..NAMES.len() {
         let config = mirror.server(at).config();
@@ -262,7 +262,7 @@ async fn ask(client: &Client, text: &str) -> Option<Vec<(String, String)>> {
 }
 
 /// Adds one to a row, again and again.
-async fn write(config: Config, row: usize, told: Arc<Told>) {
+async fn write(config: Config, row: usize, told: Arc<ClientOutcomes>) {
     let text = format!("UPDATE counters SET n = n + 1 WHERE id = {row} RETURNING n");
     while !told.ends.load(Ordering::Relaxed) {
         let Some(client) = open(&config).await else {
@@ -297,7 +297,7 @@ async fn write(config: Config, row: usize, told: Arc<Told>) {
 }
 
 /// Reads all rows, again and again.
-async fn read(config: Config, told: Arc<Told>) {
+async fn read(config: Config, told: Arc<ClientOutcomes>) {
     while !told.ends.load(Ordering::Relaxed) {
         let Some(client) = open(&config).await else {
             continue;
@@ -334,7 +334,7 @@ fn set_back(commits: &[Commit]) -> u64 {
 }
 
 /// Holds what clients were told against both members.
-async fn judge(mirror: &Mirror, told: &Told, cuts: &mut Cuts) -> anyhow::Result<()> {
+async fn judge(mirror: &Mirror, told: &ClientOutcomes, cuts: &mut Cuts) -> anyhow::Result<()> {
     let commits = told.commits.lock().clone();
     cuts.acknowledged = commits.len() as u64;
     cuts.unknown = told.unknown.load(Ordering::Relaxed);

@@ -36,7 +36,7 @@ pub use self::ways::Way;
 /// What can be left out.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, ValueEnum)]
 #[serde(rename_all = "snake_case")]
-pub enum Part {
+pub enum Measurement {
     /// Transactions a second and latency, beside a direct connection and Pgpool-II.
     Throughput,
     /// A member with an empty disk is filled under load.
@@ -85,7 +85,7 @@ pub struct Options {
     /// The `understudy` program.
     pub understudy: PathBuf,
     /// Which parts.
-    pub parts: Vec<Part>,
+    pub parts: Vec<Measurement>,
     /// What is sent.
     pub loads: Vec<Load>,
     /// Which ways; shares are those of the first one's transactions a second.
@@ -160,19 +160,19 @@ pub async fn run(options: &Options, say: impl Fn(&str)) -> anyhow::Result<Report
         ..Report::default()
     };
     let has = |part| options.parts.contains(&part);
-    if has(Part::Throughput) {
+    if has(Measurement::Throughput) {
         report.workloads = throughput::measure(options, &say).await?;
     }
-    if has(Part::Transfer) {
+    if has(Measurement::Transfer) {
         report.transfer = Some(transfer::measure(options, &say).await?);
     }
-    if has(Part::Upgrade) {
+    if has(Measurement::Upgrade) {
         report.upgrade = Some(upgrade::measure(options, &say).await?);
     }
-    if has(Part::Cuts) {
+    if has(Measurement::Cuts) {
         report.cuts = Some(cuts::measure(options, &say).await?);
     }
-    if has(Part::Random) {
+    if has(Measurement::Random) {
         report.random = Some(random::measure(options, &say).await?);
     }
     Ok(report)

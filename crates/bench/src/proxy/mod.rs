@@ -35,7 +35,7 @@ pub use self::ways::{Pooling, Way};
 /// What can be left out.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, ValueEnum)]
 #[serde(rename_all = "snake_case")]
-pub enum Part {
+pub enum Measurement {
     /// Transactions a second and latency, beside PgBouncer and a direct connection.
     Throughput,
     /// The memory of idle clients, beside PgBouncer.
@@ -76,7 +76,7 @@ pub struct Options {
     /// The `understudy` program.
     pub understudy: PathBuf,
     /// Which parts.
-    pub parts: Vec<Part>,
+    pub parts: Vec<Measurement>,
     /// Numbers of clients.
     pub clients: Vec<u16>,
     /// What they send.
@@ -158,12 +158,12 @@ pub async fn run(options: &Options, say: impl Fn(&str)) -> anyhow::Result<Report
         ..Report::default()
     };
     let has = |part| options.parts.contains(&part);
-    if has(Part::Throughput) || has(Part::Idle) {
+    if has(Measurement::Throughput) || has(Measurement::Idle) {
         let mut cluster = start_pinned(options).await?;
-        if has(Part::Throughput) {
+        if has(Measurement::Throughput) {
             report.workloads = throughput::measure(options, &cluster, &say).await?;
         }
-        if has(Part::Idle) {
+        if has(Measurement::Idle) {
             report.idle = idle::measure(options, &cluster, &say).await?;
         }
         cluster.check_running()?;
@@ -172,10 +172,10 @@ pub async fn run(options: &Options, say: impl Fn(&str)) -> anyhow::Result<Report
     if options.pinned {
         process::unpin(Pid::this())?;
     }
-    if has(Part::Scaling) {
+    if has(Measurement::Scaling) {
         report.scaling = scaling::measure(options, &say).await?;
     }
-    if has(Part::Reintegration) {
+    if has(Measurement::Reintegration) {
         report.reintegrations = reintegration::measure(options, &say).await?;
     }
     Ok(report)

@@ -32,7 +32,7 @@ use understudy::demo::timeline::thousands;
 /// A part of the benchmark.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, clap::ValueEnum)]
 #[serde(rename_all = "snake_case")]
-pub enum Part {
+pub enum Measurement {
     /// Catching up, by the number of blocks read at the same time.
     Curve,
     /// What is done about a slow standby (table 6.3, figures 6.11 to 6.13).
@@ -57,7 +57,7 @@ pub struct Options {
     /// The `understudy` program.
     pub understudy: PathBuf,
     /// Which parts.
-    pub parts: Vec<Part>,
+    pub parts: Vec<Measurement>,
     /// pgbench's scale, for all parts but the new standby.
     pub scale: u32,
     /// Transactions that the standby of the curve has to catch up with.
@@ -115,22 +115,22 @@ pub async fn run(options: &Options, say: impl Fn(&str)) -> anyhow::Result<Report
         scale: options.scale,
         processors: std::thread::available_parallelism().map_or(0, Into::into),
     };
-    if wants(Part::Curve) {
+    if wants(Measurement::Curve) {
         report.curve = curve::run(options, &dir("curve")?, &say).await?;
     }
-    if wants(Part::Table) {
+    if wants(Measurement::Table) {
         report.methods = methods::run(options, &dir("methods")?, &say).await?;
     }
-    if wants(Part::Attach) {
+    if wants(Measurement::Attach) {
         report.attach = Some(attach::run(options, &dir("attach")?, &say).await?);
     }
-    if wants(Part::Cost) {
+    if wants(Measurement::Cost) {
         report.cost = cost::run(options, &dir("cost")?, &say).await?;
     }
-    if wants(Part::Lag) {
+    if wants(Measurement::Lag) {
         report.lag = lag::run(options, &dir("lag")?, &say).await?;
     }
-    if wants(Part::Warm) {
+    if wants(Measurement::Warm) {
         report.warm = Some(warm::run(options, &dir("warm")?, &say).await?);
     }
     Ok(report)

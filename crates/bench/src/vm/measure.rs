@@ -6,14 +6,14 @@ use vm::driver::{Parts, Status};
 use super::loads::{self, Load, Rate};
 use super::stage::{Guest, Stage};
 use super::ways::Way;
-use super::{Options, Part, Report, Subject};
+use super::{Measurement, Options, Report, Subject};
 use crate::statistics::Sample;
 
 /// One machine and load.
 #[derive(Debug, Clone, Serialize)]
 pub struct Case {
     /// Of which part.
-    pub part: Part,
+    pub part: Measurement,
     /// The database.
     pub guest: Guest,
     /// What its clients do.
@@ -75,23 +75,27 @@ struct Run {
     rate: Rate,
     base: Rate,
     seconds: f64,
-    before: vm::driver::Told,
-    after: vm::driver::Told,
+    before: vm::driver::CheckpointStats,
+    after: vm::driver::CheckpointStats,
 }
 
 impl Run {
-    fn grown(&self, of: fn(&vm::driver::Told) -> u64) -> f64 {
+    fn grown(&self, of: fn(&vm::driver::CheckpointStats) -> u64) -> f64 {
         of(&self.after).saturating_sub(of(&self.before)) as f64
     }
 
-    fn share(&self, of: fn(&vm::driver::Told) -> u64, among: fn(&vm::driver::Told) -> u64) -> f64 {
+    fn share(
+        &self,
+        of: fn(&vm::driver::CheckpointStats) -> u64,
+        among: fn(&vm::driver::CheckpointStats) -> u64,
+    ) -> f64 {
         self.grown(of) / self.grown(among).max(1.0)
     }
 }
 
 pub(super) async fn measure(
     options: &Options,
-    part: Part,
+    part: Measurement,
     subject: Subject,
     ways: &[(Way, u32)],
     report: &mut Report,

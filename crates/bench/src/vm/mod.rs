@@ -34,7 +34,7 @@ pub use self::ways::Way;
 /// What can be left out.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, ValueEnum)]
 #[serde(rename_all = "snake_case")]
-pub enum Part {
+pub enum Measurement {
     /// Each optimization, alone and with the others.
     Overhead,
     /// Checkpoints from every 25 ms to every 500 ms.
@@ -57,7 +57,7 @@ pub struct Options {
     /// The `understudy` program.
     pub understudy: PathBuf,
     /// Which parts.
-    pub parts: Vec<Part>,
+    pub parts: Vec<Measurement>,
     /// Which databases.
     pub guests: Vec<Guest>,
     /// What clients do.
@@ -140,18 +140,18 @@ impl Options {
     }
 
     /// The subjects of a part, each with what is varied.
-    fn cases(&self, part: Part) -> Vec<(Subject, Vec<(Way, u32)>)> {
+    fn cases(&self, part: Measurement) -> Vec<(Subject, Vec<(Way, u32)>)> {
         let at = |ways: &[Way]| -> Vec<(Way, u32)> {
             ways.iter().map(|way| (*way, self.epoch_ms)).collect()
         };
         let multiples = self.multiples.iter().copied();
         match part {
-            Part::Failover => Vec::new(),
-            Part::Overhead => {
+            Measurement::Failover => Vec::new(),
+            Measurement::Overhead => {
                 let subjects = self.subjects().into_iter();
                 subjects.map(|it| (it, at(it.guest.ways()))).collect()
             }
-            Part::Intervals => {
+            Measurement::Intervals => {
                 let all = |way: Way| self.intervals_ms.iter().map(move |ms| (way, *ms));
                 let last = |it: &Subject| it.guest.ways().last().copied();
                 let ways = |it: &Subject| match last(it) {
@@ -163,7 +163,7 @@ impl Options {
                 let subjects = self.subjects().into_iter();
                 subjects.map(|it| (it, ways(&it))).collect()
             }
-            Part::Sizes => {
+            Measurement::Sizes => {
                 let subjects = self.subjects();
                 let every = |multiple: u32| {
                     let larger = move |it: Subject| Subject {
@@ -175,7 +175,7 @@ impl Options {
                 let ways = |it: Subject| (it, at(it.guest.fewer_ways()));
                 multiples.flat_map(every).map(ways).collect()
             }
-            Part::Memory => {
+            Measurement::Memory => {
                 let subjects = self.subjects();
                 let every = |multiple: u32| {
                     let larger = move |it: Subject| Subject {
@@ -208,7 +208,7 @@ pub async fn run(options: &Options, say: impl Fn(&str)) -> anyhow::Result<Report
             let case = measure::measure(options, part, subject, &ways, &mut report, &say).await?;
             report.cases.push(case);
         }
-        if part == Part::Failover {
+        if part == Measurement::Failover {
             failover::measure(options, &mut report, &say).await?;
         }
     }

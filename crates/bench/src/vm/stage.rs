@@ -82,7 +82,7 @@ const BOOTS_WITHIN: Duration = Duration::from_secs(180);
 /// # Errors
 /// Something is missing; what to do about it.
 pub fn needs(options: &Options, say: impl Fn(&str)) -> anyhow::Result<()> {
-    let largest = match options.parts.contains(&super::Part::Memory) {
+    let largest = match options.parts.contains(&super::Measurement::Memory) {
         true => options.multiples.iter().copied().max().unwrap_or(1),
         false => 1,
     };

@@ -13,7 +13,7 @@ pub enum ServerError {
     /// Maven could not fetch the artifacts, or they are not what they should be.
     #[error("cannot fetch Apache Cassandra: {0}")]
     Fetch(String),
-    /// The cluster was asked for something that makes no sense.
+    /// The cluster was asked for something that is invalid.
     #[error("{0}")]
     Invalid(String),
     /// No free block of loopback addresses.

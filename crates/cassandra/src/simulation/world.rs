@@ -46,7 +46,7 @@ enum Event {
     /// The answer to a change is on its way: a majority has it.
     Answer(RequestId, Change, bool),
     Look(RequestId, bool),
-    Tell(RequestId, Told),
+    Tell(RequestId, ClientAnswer),
     /// A client's sleep is over.
     Alarm(oneshot::Sender<()>),
     /// A paused client goes on.
@@ -54,9 +54,9 @@ enum Event {
     Fault,
 }
 
-/// What a client is told of a request; nothing if it has given it up.
+/// Answer to a client's request; none if the client has given it up.
 #[derive(Debug, Clone)]
-pub enum Told {
+pub enum ClientAnswer {
     Reply(Reply),
     /// True if a change was applied.
     Changed(bool),
@@ -83,7 +83,7 @@ struct Client {
 #[derive(Debug)]
 struct Waiting {
     client: ClientId,
-    answer: oneshot::Sender<Told>,
+    answer: oneshot::Sender<ClientAnswer>,
     /// It renews a lease.
     renews: bool,
 }
@@ -310,7 +310,7 @@ impl World {
         client: ClientId,
         node: NodeId,
         request: Request,
-    ) -> oneshot::Receiver<Told> {
+    ) -> oneshot::Receiver<ClientAnswer> {
         let (id, answer) = self.wait_for(client, false);
         let when = self.now + self.delay();
         let message = Message::Request(id, request);
@@ -319,7 +319,7 @@ impl World {
     }
 
     /// Sends a lightweight transaction.
-    pub fn change(&mut self, client: ClientId, change: &Change) -> oneshot::Receiver<Told> {
+    pub fn change(&mut self, client: ClientId, change: &Change) -> oneshot::Receiver<ClientAnswer> {
         let before = change.expected.as_ref();
         let own = before.is_some_and(|row| row.owner == change.new.owner);
         let (id, answer) = self.wait_for(client, own && !change.new.released);
@@ -335,14 +335,18 @@ impl World {
     }
 
     /// Sends a read of the epoch row.
-    pub fn look(&mut self, client: ClientId, settled: bool) -> oneshot::Receiver<Told> {
+    pub fn look(&mut self, client: ClientId, settled: bool) -> oneshot::Receiver<ClientAnswer> {
         let (id, answer) = self.wait_for(client, false);
         let when = self.now + self.delay();
         self.at(when, Event::Look(id, settled));
         answer
     }
 
-    fn wait_for(&mut self, client: ClientId, renews: bool) -> (RequestId, oneshot::Receiver<Told>) {
+    fn wait_for(
+        &mut self,
+        client: ClientId,
+        renews: bool,
+    ) -> (RequestId, oneshot::Receiver<ClientAnswer>) {
         let id = self.next;
         self.next += 1;
         let (answer, answered) = oneshot::channel();
@@ -377,7 +381,7 @@ impl World {
         match event {
             Event::Arrive(Receiver::Node(node), message) => self.arrive(node, message),
             Event::Arrive(Receiver::Client, Message::Reply(id, reply)) => {
-                self.tell(id, Told::Reply(reply));
+                self.tell(id, ClientAnswer::Reply(reply));
             }
             Event::Arrive(Receiver::Client, _) | Event::Fault => {}
             Event::Expire(id) => {
@@ -398,7 +402,7 @@ impl World {
                     self.coverage
                         .one("transactions applied after they were given up");
                 }
-                self.tell(id, Told::Changed(applied));
+                self.tell(id, ClientAnswer::Changed(applied));
             }
             Event::Look(id, settled) if self.has_majority() => {
                 let row = match settled {
@@ -409,7 +413,7 @@ impl World {
                     }
                 };
                 let when = self.now + self.delay();
-                self.at(when, Event::Tell(id, Told::Looked(row)));
+                self.at(when, Event::Tell(id, ClientAnswer::Looked(row)));
             }
             Event::Change(..) | Event::Look(..) => {}
             Event::Tell(id, told) => self.tell(id, told),
@@ -443,7 +447,7 @@ impl World {
         self.coverage.one("requests that clients gave up");
         if waiting.renews && self.has(Flaw::UnknownRenewalCounts) {
             // Nobody waits: the client is gone.
-            let _ = waiting.answer.send(Told::Changed(true));
+            let _ = waiting.answer.send(ClientAnswer::Changed(true));
         }
     }
 
@@ -453,7 +457,7 @@ impl World {
         up >= setup.quorum()
     }
 
-    fn tell(&mut self, id: RequestId, told: Told) {
+    fn tell(&mut self, id: RequestId, told: ClientAnswer) {
         let Some(waiting) = self.waiting.remove(&id) else {
             return;
         };

@@ -41,9 +41,9 @@ pub struct Proxy {
     pub report: Option<ProxyReport>,
 }
 
-/// What proxies are told of a hold.
+/// State of a hold, as proxies hear it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Told {
+enum HoldState {
     Nothing,
     Hold,
     Resume { epoch: Epoch, number: u64 },
@@ -55,7 +55,7 @@ pub(super) struct Proxies {
     standbys: watch::Sender<Vec<StandbySeen>>,
     answering: Mutex<Option<Answering>>,
     holding: Mutex<Holding>,
-    told: watch::Sender<Told>,
+    told: watch::Sender<HoldState>,
     connected: Mutex<BTreeMap<ProxyNumber, Proxy>>,
     /// Changes when a proxy comes or goes, or has drained.
     changed: watch::Sender<u64>,
@@ -69,7 +69,7 @@ impl Proxies {
             standbys: watch::channel(Vec::new()).0,
             answering: Mutex::default(),
             holding: Mutex::default(),
-            told: watch::channel(Told::Nothing).0,
+            told: watch::channel(HoldState::Nothing).0,
             connected: Mutex::default(),
             changed: watch::channel(0).0,
             started: Instant::now(),
@@ -82,7 +82,7 @@ impl Proxies {
         self.serving.send_replace(None);
         self.standbys.send_replace(Vec::new());
         self.holding.lock().resume();
-        self.told.send_replace(Told::Nothing);
+        self.told.send_replace(HoldState::Nothing);
     }
 
     fn ask(&self, question: Question) {
@@ -138,7 +138,7 @@ impl Proxies {
         self.holding
             .lock()
             .hold(epoch, connected, drain, at_most, now);
-        self.told.send_replace(Told::Hold);
+        self.told.send_replace(HoldState::Hold);
         let drained = async {
             while !self.holding.lock().is_quiet(self.started.elapsed()) {
                 if changed.changed().await.is_err() {
@@ -157,7 +157,7 @@ impl Proxies {
     /// Lets proxies begin transactions again, if they hold.
     pub(super) fn resume(&self, epoch: Epoch) {
         if let Some(number) = self.holding.lock().resume() {
-            self.told.send_replace(Told::Resume { epoch, number });
+            self.told.send_replace(HoldState::Resume { epoch, number });
         }
     }
 }
@@ -239,11 +239,11 @@ pub(super) async fn serve(
             Ok(()) = told.changed() => {
                 let told = *told.borrow_and_update();
                 match told {
-                    Told::Nothing => {}
-                    Told::Hold => if let Some(order) = proxies.order() {
+                    HoldState::Nothing => {}
+                    HoldState::Hold => if let Some(order) = proxies.order() {
                         send(writer, &Message::Hold(order)).await?;
                     },
-                    Told::Resume { epoch, number } => {
+                    HoldState::Resume { epoch, number } => {
                         send(writer, &Message::Resume { epoch, number }).await?;
                     }
                 }

@@ -28,8 +28,8 @@ const LOOK_EVERY: Duration = Duration::from_secs(1);
 /// The wait before an agent that cannot be reached is tried again.
 const RETRY_EVERY: Duration = Duration::from_millis(100);
 
-/// What a proxy says.
-enum Said {
+/// Message of a proxy to the agents.
+enum ProxyMessage {
     Ask(u64, bool),
     Drained,
     Report(ProxyReport),
@@ -37,7 +37,7 @@ enum Said {
 
 /// A proxy's sight of the cluster. Dropping it ends the connections.
 pub struct Watching {
-    said: mpsc::UnboundedSender<Said>,
+    said: mpsc::UnboundedSender<ProxyMessage>,
     task: JoinHandle<()>,
 }
 
@@ -45,20 +45,20 @@ impl Watching {
     /// Asks how far the log is durable, with proof; if `shown`, how much of it the active shows, too. [`News::Position`] with
     /// this number answers; never waits.
     pub fn ask(&self, number: u64, shown: bool) {
-        self.say(Said::Ask(number, shown));
+        self.say(ProxyMessage::Ask(number, shown));
     }
 
     /// After [`News::Hold`]: no transaction is open any more.
     pub fn drained(&self) {
-        self.say(Said::Drained);
+        self.say(ProxyMessage::Drained);
     }
 
     /// Tells the agents how this proxy is.
     pub fn report(&self, report: ProxyReport) {
-        self.say(Said::Report(report));
+        self.say(ProxyMessage::Report(report));
     }
 
-    fn say(&self, said: Said) {
+    fn say(&self, said: ProxyMessage) {
         // An error means that the task ended, which it does with this handle.
         let _ = self.said.send(said);
     }
@@ -133,7 +133,11 @@ impl Watcher {
         }
     }
 
-    async fn run(mut self, registry: Arc<dyn Storage>, mut says: mpsc::UnboundedReceiver<Said>) {
+    async fn run(
+        mut self,
+        registry: Arc<dyn Storage>,
+        mut says: mpsc::UnboundedReceiver<ProxyMessage>,
+    ) {
         let (found, mut seen) = mpsc::unbounded_channel();
         let _looking = Looking(tokio::spawn(look_again_and_again(registry, found)));
         let Some(mut received) = self.received.take() else {
@@ -190,18 +194,18 @@ impl Watcher {
         }
     }
 
-    fn say(&mut self, said: Said) {
+    fn say(&mut self, said: ProxyMessage) {
         match said {
-            Said::Ask(number, shown) => {
+            ProxyMessage::Ask(number, shown) => {
                 self.rounds.asked((number, shown));
                 self.ask();
             }
-            Said::Drained => {
+            ProxyMessage::Drained => {
                 if let (Some(agent), Some(number)) = (self.outlook.agent(), self.outlook.hold()) {
                     self.send(&agent.clone(), Message::Drained { number });
                 }
             }
-            Said::Report(report) => {
+            ProxyMessage::Report(report) => {
                 if self.report.as_ref() != Some(&report) {
                     for link in self.links.values() {
                         let _ = link.to.send(Message::Proxy(report.clone()));

@@ -182,7 +182,7 @@ impl CassandraConfig {
     /// A client's configuration.
     ///
     /// # Errors
-    /// `Invalid` if the user's file cannot be read, others can read it, or it makes no sense.
+    /// `Invalid` if the user's file cannot be read, others can read it, or it is invalid.
     pub fn client(
         &self,
         place: &Place,

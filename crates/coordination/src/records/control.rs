@@ -119,7 +119,7 @@ impl Control {
         self.standbys.map(usize::from)
     }
 
-    /// The timings of a node whose own configuration says `own`. What makes no sense for this node
+    /// The timings of a node whose own configuration says `own`. What is invalid for this node
     /// is not used: a node with unusual timings of its own must not stop working by an edit.
     pub fn heartbeat(&self, own: Heartbeat) -> Heartbeat {
         self.heartbeat.over(own).unwrap_or(own)
@@ -149,7 +149,7 @@ pub enum EditError {
     /// The registry answered so late that another editor may have come in between.
     #[error("the zones were too slow to change the configuration safely; look whether it changed")]
     TooSlow,
-    /// What was asked for makes no sense.
+    /// What was asked for is invalid.
     #[error("{0}")]
     Refused(String),
     /// The registry could not be read or written.

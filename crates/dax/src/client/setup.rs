@@ -31,7 +31,7 @@ use crate::storage::VolumeSettings;
 ///
 /// # Errors
 /// `Conflict` if it exists with other settings, or if it was in use and most of its replicas do not know it any
-/// more; `Invalid` if the settings make no sense, or two of the replicas are one store; `Denied` if a replica refuses
+/// more; `Invalid` if the settings are invalid, or two of the replicas are one store; `Denied` if a replica refuses
 /// the key, or is refused.
 pub async fn create_volume(config: &ClientConfig, settings: &VolumeSettings) -> Result<()> {
     settings.check()?;

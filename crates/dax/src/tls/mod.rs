@@ -11,7 +11,7 @@
 //! Invariants: nothing is said to, or believed of, a peer before both have proved to belong to the
 //! cluster (a server believes nothing before its client has); a key's file that others can open is not
 //! read; keys are never shown by `Debug`. The files are watched: what they say counts for the next
-//! connection, and what makes no sense counts for none.
+//! connection, and what is invalid counts for none.
 
 mod files;
 mod identity;
@@ -71,7 +71,7 @@ impl Tls {
     /// Reads the files.
     ///
     /// # Errors
-    /// `Invalid` if one cannot be read or makes no sense, or others than its owner can open a key.
+    /// `Invalid` if one cannot be read or is invalid, or others than its owner can open a key.
     pub fn load(files: Files) -> Result<Tls> {
         let watched = Watched::new(files.paths(), move || Sides::load(&files))?;
         Ok(Tls(Arc::new(watched)))

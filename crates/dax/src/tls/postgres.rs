@@ -68,7 +68,7 @@ impl PostgresServer {
     /// Reads a certificate, with those between it and an authority's that clients know, and its key.
     ///
     /// # Errors
-    /// `Invalid` if a file cannot be read or makes no sense, or others than its owner can open the key.
+    /// `Invalid` if a file cannot be read or is invalid, or others than its owner can open the key.
     pub fn load(certificate: PathBuf, key: PathBuf) -> Result<PostgresServer> {
         let paths = vec![certificate.clone(), key.clone()];
         let watched = Watched::new(paths, move || Shown::load(&certificate, &key))?;
@@ -142,7 +142,7 @@ impl PostgresClient {
     /// Reads the authorities' file, if there is one.
     ///
     /// # Errors
-    /// `Invalid` if it cannot be read or makes no sense.
+    /// `Invalid` if it cannot be read or is invalid.
     pub fn load(proof: Proof) -> Result<PostgresClient> {
         let paths = proof.root().map(Path::to_owned).into_iter().collect();
         let of = proof.clone();

@@ -32,7 +32,7 @@ impl WebTls {
     /// Reads the files.
     ///
     /// # Errors
-    /// `Invalid` if one cannot be read or makes no sense, or others than its owner can open the key.
+    /// `Invalid` if one cannot be read or is invalid, or others than its owner can open the key.
     pub fn load(files: WebFiles) -> Result<WebTls> {
         let watched = Watched::new(files.paths(), move || config(&files))?;
         Ok(WebTls(Arc::new(watched)))

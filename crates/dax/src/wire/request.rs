@@ -57,7 +57,7 @@ pub enum Request {
     },
     /// Makes the volume that `Hello` named; say `Hello` again afterwards. Reply: `Done`, also if it
     /// exists with the same settings; error `Conflict` if it exists with others, `Invalid` if they
-    /// make no sense.
+    /// are invalid.
     CreateVolume {
         /// Its name.
         volume: VolumeName,

@@ -46,7 +46,7 @@ pub enum Answer {
 
 /// What a replica tells its clients.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub struct Told {
+pub struct Acknowledged {
     /// Per client, a bit for each of its writes that is acknowledged.
     pub acked: [u8; CLIENTS],
     pub answer: [Answer; CLIENTS],
@@ -57,8 +57,8 @@ pub struct Told {
 pub struct Site {
     pub disk: Disk,
     /// What is decided and not durable, and what will be told once it is.
-    pub round: Option<(Disk, Told)>,
-    pub told: Told,
+    pub round: Option<(Disk, Acknowledged)>,
+    pub told: Acknowledged,
     /// It has answered the client's read or promotion.
     pub replied: [bool; CLIENTS],
     /// What it answered to a look.

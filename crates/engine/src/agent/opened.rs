@@ -6,7 +6,7 @@
 use std::sync::Arc;
 use std::time::{Duration, SystemTime};
 
-use dax::scrub::{ScrubProgress, Scrubber, Told};
+use dax::scrub::{ScrubProgress, ScrubStatus, Scrubber};
 use dax::storage::Storage;
 use mount::{Mount, MountOptions};
 use tokio::runtime::Handle;
@@ -30,7 +30,7 @@ const CLOSE_WITHIN: Duration = Duration::from_secs(20);
 pub(super) struct Opened {
     view: ActiveView,
     mount: Arc<Mount>,
-    scrubbed: Told,
+    scrubbed: ScrubStatus,
     tasks: Vec<JoinHandle<()>>,
 }
 
@@ -85,7 +85,7 @@ impl Opened {
             MountOptions::new(config.paths.mount()),
             Handle::current(),
         )?;
-        let scrubbed = Told::default();
+        let scrubbed = ScrubStatus::default();
         let scrubber = Scrubber {
             storage: Arc::clone(storage),
             scrubbed: Arc::new(view.clone()),

@@ -15,7 +15,7 @@
 
 use std::collections::BTreeSet;
 
-use proxy::core::sql::Bond;
+use proxy::core::sql::ServerAffinity;
 use serde::{Deserialize, Serialize};
 
 /// Asks a member's session what it has that no other one can be given: temporary objects, advisory locks, cursors, channels.
@@ -31,7 +31,7 @@ pub const BONDS: &str = "SELECT \
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Holds {
     /// Things that a server keeps for it.
-    pub bonds: BTreeSet<Bond>,
+    pub bonds: BTreeSet<ServerAffinity>,
     /// It waits for notifications; those that come in between would be lost.
     pub listens: bool,
 }
@@ -46,13 +46,17 @@ impl Holds {
                 .flatten()
                 .is_none_or(|text| text != "0")
         };
-        let asked = [Bond::Temporary, Bond::Advisory, Bond::HeldCursor];
-        let mut bonds: BTreeSet<Bond> = asked
+        let asked = [
+            ServerAffinity::Temporary,
+            ServerAffinity::Advisory,
+            ServerAffinity::HeldCursor,
+        ];
+        let mut bonds: BTreeSet<ServerAffinity> = asked
             .into_iter()
             .enumerate()
             .filter_map(|(at, bond)| has(at).then_some(bond))
             .collect();
-        bonds.extend(noted.bonds.get(&Bond::Unknown));
+        bonds.extend(noted.bonds.get(&ServerAffinity::Unknown));
         Holds {
             bonds,
             listens: has(3),
@@ -143,11 +147,11 @@ mod tests {
     #[test]
     fn the_member_knows_best_but_for_what_it_cannot_tell() {
         let noted = Holds {
-            bonds: [Bond::Advisory, Bond::Unknown].into(),
+            bonds: [ServerAffinity::Advisory, ServerAffinity::Unknown].into(),
             listens: true,
         };
         let holds = Holds::told(&row(["0", "0", "0", "0"]), &noted);
-        assert_eq!(holds.bonds, [Bond::Unknown].into());
+        assert_eq!(holds.bonds, [ServerAffinity::Unknown].into());
         assert!(!holds.listens);
         assert!(may_move(&holds, Proved::Repeatably).is_err());
         assert!(Holds::told(&[], &noted).listens, "no answer is no");

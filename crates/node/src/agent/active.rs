@@ -88,16 +88,16 @@ pub(crate) struct Active {
     pub mount: Mount,
 }
 
-/// What the background tasks of an active tell for its status.
-struct Told {
-    scrub: scrub::Told,
-    retained: claims::Told,
+/// Status of an active's background tasks.
+struct ActiveStatus {
+    scrub: scrub::ScrubStatus,
+    retained: claims::RetainedStatus,
     /// Commits that were held for slow standbys, if they are.
     waits: Arc<Mutex<Waits>>,
-    throughput: throughput::Told,
-    slots: slots::guard::Told,
+    throughput: throughput::ThroughputStatus,
+    slots: slots::guard::SlotStatus,
     /// What became of the parameters that operators want.
-    configuring: configuring::Told,
+    configuring: configuring::ConfigStatus,
 }
 
 /// Who asked for a restart, and waits until it is done.
@@ -120,13 +120,13 @@ impl Active {
         orders: &mut mpsc::Receiver<Order>,
     ) -> Result<()> {
         let announced = AnnouncedLog::new(Arc::clone(&self.sealer));
-        let configuring = configuring::Told::default();
+        let configuring = configuring::ConfigStatus::default();
         let (state, beaten, beats) = self.beat(context, &announced, &configuring);
         drop(self.pulse.take());
         // Until nothing is left of PostgreSQL.
         let _freezer = Freezer::start(context, self.postgres.options(), beaten.clone());
         let announcing = self.announce(context, &announced);
-        let retained = claims::Told::default();
+        let retained = claims::RetainedStatus::default();
         let keeper = Keeper {
             storage: self.storage.clone(),
             view: Arc::clone(&self.view),
@@ -136,7 +136,7 @@ impl Active {
             told: Arc::clone(&retained),
         };
         let claims = tokio::spawn(keeper.run());
-        let scrubbing = scrub::Told::default();
+        let scrubbing = scrub::ScrubStatus::default();
         let scrubber = Scrubber {
             storage: self.storage.clone(),
             scrubbed: self.view.clone(),
@@ -144,7 +144,7 @@ impl Active {
             told: Arc::clone(&scrubbing),
         };
         let scrubber = tokio::spawn(scrubber.run());
-        let told = Told {
+        let told = ActiveStatus {
             scrub: scrubbing,
             retained,
             waits: Arc::default(),
@@ -301,7 +301,7 @@ impl Active {
     async fn wait(
         &self,
         context: &Context,
-        told: &Told,
+        told: &ActiveStatus,
         beaten: &watch::Receiver<Instant>,
         asked: Asked<'_>,
     ) -> Option<Asker> {
@@ -394,7 +394,7 @@ impl Active {
         Ok(json!({ "reloaded": true, "journal": self.view.journal_synced().0 }))
     }
 
-    fn report(&self, context: &Context, told: &Told) {
+    fn report(&self, context: &Context, told: &ActiveStatus) {
         // Raised by this node, whose answer may have been lost, or before it became the active.
         if let Some(forms) = *context.forms.borrow() {
             self.storage.use_forms(forms.min(Forms::NEWEST));

@@ -51,8 +51,8 @@ pub(crate) struct Retained {
     pub everything: bool,
 }
 
-/// Where it is told; part of the node's status.
-pub(crate) type Told = Arc<Mutex<Vec<Retained>>>;
+/// Retained log by holder, for the node's status.
+pub(crate) type RetainedStatus = Arc<Mutex<Vec<Retained>>>;
 
 /// Looks after the claims for as long as this node is the active.
 pub(super) struct Keeper {
@@ -63,7 +63,7 @@ pub(super) struct Keeper {
     pub synced: watch::Receiver<SyncedLog>,
     /// Log that a standby may need before it loses its claim.
     pub cap: ByteSize,
-    pub told: Told,
+    pub told: RetainedStatus,
 }
 
 /// What is known of a claiming node.
@@ -92,7 +92,7 @@ enum Why {
     Silent,
     TooFarBehind,
     /// Somebody else has revoked it already: done again, because that may not be durable.
-    Told,
+    Ordered,
 }
 
 /// Decides; `revoked`: there is a revocation; `needed` is the log that the claim keeps, in bytes.
@@ -100,7 +100,7 @@ fn judge(mark: &Mark, revoked: bool, needed: u64, cap: u64, now: Instant) -> Ver
     match mark.revoked.filter(|_| revoked) {
         Some(at) if now.duration_since(at) >= GRACE => Verdict::GiveBack,
         Some(_) => Verdict::Keep,
-        None if revoked => Verdict::Revoke(Why::Told),
+        None if revoked => Verdict::Revoke(Why::Ordered),
         None if now.duration_since(mark.since) >= TIMEOUT => Verdict::Revoke(Why::Silent),
         None if needed > cap => Verdict::Revoke(Why::TooFarBehind),
         None => Verdict::Keep,
@@ -169,7 +169,7 @@ impl Keeper {
             Why::TooFarBehind => {
                 tracing::warn!(%node, needed_bytes = needed, cap = %self.cap, "too far behind: the standby loses its claim and reattaches");
             }
-            Why::Told => {}
+            Why::Ordered => {}
         }
         Ok(Claim::revoke(&self.storage, node).await?)
     }
@@ -226,7 +226,7 @@ mod tests {
         );
         assert_eq!(judge(None, false, 0, 600), Verdict::Revoke(Why::Silent));
         // A revocation that was found is as good as none until it has been repeated.
-        assert_eq!(judge(None, true, 11, 700), Verdict::Revoke(Why::Told));
+        assert_eq!(judge(None, true, 11, 700), Verdict::Revoke(Why::Ordered));
         let revoked = Some(after(1));
         for (needed, now) in [(11, 5), (9, 30)] {
             assert_eq!(judge(revoked, true, needed, now), Verdict::Keep);

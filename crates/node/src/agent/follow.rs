@@ -109,7 +109,7 @@ pub(crate) struct Follower<'a> {
     /// The last heartbeat, for the same.
     beat: Heartbeat,
     attached_at: Generation,
-    warmth: warmth::Told,
+    warmth: warmth::WarmthStatus,
     slots_differ: Differs,
 }
 
@@ -163,7 +163,7 @@ impl<'a> Follower<'a> {
             applied,
             seen_at: now,
             beat: heartbeat.clone(),
-            warmth: warmth::Told::default(),
+            warmth: warmth::WarmthStatus::default(),
             slots_differ: Differs::default(),
         }
     }

@@ -59,9 +59,9 @@ pub(crate) struct Setup {
     pub hot: Vec<BlockKey>,
 }
 
-/// For the node's status.
+/// Status of the prefetcher, for the node's status.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize)]
-pub(crate) struct Told {
+pub(crate) struct PrefetchStatus {
     degree: usize,
     /// The log is decoded up to here.
     decoded_to: Lsn,
@@ -82,7 +82,7 @@ pub(crate) struct Told {
 pub(crate) struct Prefetcher {
     view: Arc<StandbyView>,
     again: Arc<Notify>,
-    told: Arc<Mutex<Told>>,
+    told: Arc<Mutex<PrefetchStatus>>,
     task: JoinHandle<()>,
 }
 
@@ -90,9 +90,9 @@ impl Prefetcher {
     /// Starts to read ahead.
     pub(crate) fn start(setup: Setup) -> Prefetcher {
         let view = Arc::clone(&setup.view);
-        let told = Arc::new(Mutex::new(Told {
+        let told = Arc::new(Mutex::new(PrefetchStatus {
             degree: setup.degree,
-            ..Told::default()
+            ..PrefetchStatus::default()
         }));
         let again = Arc::new(Notify::new());
         let worker = Worker::new(setup, Arc::clone(&told), Arc::clone(&again));
@@ -111,7 +111,7 @@ impl Prefetcher {
     }
 
     /// For the node's status.
-    pub(crate) fn report(&self) -> Told {
+    pub(crate) fn report(&self) -> PrefetchStatus {
         let mut told = self.told.lock().clone();
         told.blocks = self.view.prefetch_stats();
         told
@@ -129,7 +129,7 @@ struct Worker {
     ahead: Lookahead,
     passing: mpsc::Receiver<Passing>,
     fetches: JoinSet<volume::error::Result<()>>,
-    told: Arc<Mutex<Told>>,
+    told: Arc<Mutex<PrefetchStatus>>,
     again: Arc<Notify>,
     failed: u64,
 }
@@ -137,7 +137,7 @@ struct Worker {
 type Reading = JoinHandle<(Lsn, Result<Bytes, SourceError>)>;
 
 impl Worker {
-    fn new(setup: Setup, told: Arc<Mutex<Told>>, again: Arc<Notify>) -> Worker {
+    fn new(setup: Setup, told: Arc<Mutex<PrefetchStatus>>, again: Arc<Notify>) -> Worker {
         let cache_bytes = setup.cache_blocks as u64 * setup.block_bytes;
         let limits = Limits {
             // The log goes through the cache as well, and must be there yet when redo comes to it.
@@ -264,7 +264,7 @@ impl Worker {
             wanted,
             late,
         } = self.ahead.decoded();
-        *self.told.lock() = Told {
+        *self.told.lock() = PrefetchStatus {
             degree: self.setup.degree,
             decoded_to: self.ahead.decoded_to(),
             records,

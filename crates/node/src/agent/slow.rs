@@ -109,13 +109,13 @@ const SLOTS_EVERY: Duration = Duration::from_secs(600);
 pub(crate) struct Skips {
     /// When a standby last attached again for its slots.
     for_slots: Mutex<Option<Instant>>,
-    told: Mutex<Told>,
+    told: Mutex<SkipStatus>,
     hot: Mutex<Vec<BlockKey>>,
 }
 
-/// For the node's status.
+/// Skips of a node's standbys, for the node's status.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize)]
-pub(crate) struct Told {
+pub(crate) struct SkipStatus {
     count: u64,
     /// Why it last did, and when.
     last: Option<String>,
@@ -141,7 +141,7 @@ impl Skips {
         may
     }
 
-    pub fn report(&self) -> Told {
+    pub fn report(&self) -> SkipStatus {
         self.told.lock().clone()
     }
 

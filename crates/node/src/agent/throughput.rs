@@ -28,11 +28,11 @@ pub(super) struct Throughput {
     pub log_bytes_per_second: f64,
 }
 
-/// What is told for the node's status; nothing before the second measurement.
-pub(super) type Told = Arc<Mutex<Option<Throughput>>>;
+/// Throughput for the node's status; nothing before the second measurement.
+pub(super) type ThroughputStatus = Arc<Mutex<Option<Throughput>>>;
 
 /// Measures until it is aborted, at the PostgreSQL that was started with these options.
-pub(super) async fn run(postgres: StartOptions, sealer: Arc<Sealer>, told: Told) {
+pub(super) async fn run(postgres: StartOptions, sealer: Arc<Sealer>, told: ThroughputStatus) {
     let mut asking = Asking::new(postgres);
     let mut meter = Meter::default();
     let mut tick = tokio::time::interval(EVERY);

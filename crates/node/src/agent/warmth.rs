@@ -50,15 +50,15 @@ pub(crate) struct Warmth {
     pub percent: f64,
 }
 
-/// What a standby tells about its warmth; nothing before the first list.
-pub(crate) type Told = Arc<Mutex<Option<Warmth>>>;
+/// Warmth of a standby, for the node's status; nothing before the first list.
+pub(crate) type WarmthStatus = Arc<Mutex<Option<Warmth>>>;
 
 /// Follows the active's lists.
 pub(crate) struct Warmer {
     pub view: Arc<StandbyView>,
     pub blocks_per_segment: u32,
     pub cache_bytes: u64,
-    pub told: Told,
+    pub told: WarmthStatus,
 }
 
 impl Warmer {

@@ -12,7 +12,7 @@ use super::report::Report;
 use super::{Facts, lsn_number};
 
 /// A gauge of several things: its name, its help, and its value for one of them.
-type Told<'a> = (&'a str, &'a str, &'a dyn Fn(&Value) -> Option<f64>);
+type GaugeOf<'a> = (&'a str, &'a str, &'a dyn Fn(&Value) -> Option<f64>);
 
 /// The metrics of a node whose status board shows `status`, and of the repositories of `backups`.
 pub(super) fn metrics(facts: &Facts, status: &Value, backups: &Value) -> String {
@@ -198,7 +198,7 @@ impl Page {
         let of = |key: &'static str| move |one: &Value| one[key].as_f64();
         let in_seconds = |key: &'static str| move |one: &Value| seconds(one[key].as_f64());
         let failing = |one: &Value| Some(f64::from(u8::from(!one["trouble"].is_null())));
-        let told: [Told<'_>; 5] = [
+        let told: [GaugeOf<'_>; 5] = [
             (
                 "understudy_backup_age_seconds",
                 "Time since the last image was begun",
@@ -229,7 +229,7 @@ impl Page {
     }
 
     /// Gauges of several things, each with a label of its own: what it is called, and the key that has its value.
-    fn gauges(&mut self, things: &[Value], (label, key): (&str, &str), told: &[Told<'_>]) {
+    fn gauges(&mut self, things: &[Value], (label, key): (&str, &str), told: &[GaugeOf<'_>]) {
         for (name, help, value) in told {
             let samples = things.iter().filter_map(|thing| {
                 let of = thing[key].as_str().unwrap_or_default();
@@ -252,7 +252,7 @@ impl Page {
             return;
         };
         let flag = |holds: bool| Some(f64::from(u8::from(holds)));
-        let told: [Told<'_>; 3] = [
+        let told: [GaugeOf<'_>; 3] = [
             (
                 "understudy_slot_held_bytes",
                 "Log that is kept for a replication slot",

@@ -10,9 +10,9 @@ use volume::lsn::Lsn;
 
 use super::Cluster;
 
-/// What PostgreSQL says of a record.
+/// Record as `pg_waldump` shows it.
 #[derive(Debug, PartialEq)]
-pub struct Told {
+pub struct DumpedRecord {
     pub start: Lsn,
     manager: String,
     xid: u32,
@@ -20,7 +20,7 @@ pub struct Told {
     blocks: Vec<(String, Fork, u32, bool)>,
 }
 
-impl Told {
+impl DumpedRecord {
     /// Relation, fork, block, and whether there is an image.
     pub fn blocks(&self) -> impl Iterator<Item = &(String, Fork, u32, bool)> {
         self.blocks.iter()
@@ -28,7 +28,7 @@ impl Told {
 }
 
 /// The records from `from` to `to`, by a server that runs.
-pub fn records(cluster: &Cluster, from: Lsn, to: Lsn) -> Vec<Told> {
+pub fn records(cluster: &Cluster, from: Lsn, to: Lsn) -> Vec<DumpedRecord> {
     let query = format!(
         "SELECT start_lsn, resource_manager, xid, replace(coalesce(block_ref, ''), E'\\n', ' ') \
          FROM pg_get_wal_records_info('{from}', '{to}') WHERE start_lsn < '{to}' ORDER BY start_lsn"
@@ -37,12 +37,12 @@ pub fn records(cluster: &Cluster, from: Lsn, to: Lsn) -> Vec<Told> {
     told.lines().map(record).collect()
 }
 
-fn record(line: &str) -> Told {
+fn record(line: &str) -> DumpedRecord {
     let fields: Vec<&str> = line.split('|').collect();
     let [start, manager, xid, blocks] = fields[..] else {
         panic!("{line}");
     };
-    Told {
+    DumpedRecord {
         start: parse_lsn(start).unwrap(),
         manager: manager.to_owned(),
         xid: xid.parse().unwrap(),
@@ -126,7 +126,7 @@ const MANAGERS: [&str; 22] = [
     "LogicalMessage",
 ];
 
-pub fn as_told(record: &Record) -> Told {
+pub fn as_told(record: &Record) -> DumpedRecord {
     let blocks = record.blocks.iter().map(|block| {
         let relation = block.relation;
         let name = format!(
@@ -135,7 +135,7 @@ pub fn as_told(record: &Record) -> Told {
         );
         (name, block.fork, block.block, block.has_image)
     });
-    Told {
+    DumpedRecord {
         start: record.start,
         manager: MANAGERS[usize::from(record.rmid)].to_owned(),
         xid: record.xid,

@@ -48,7 +48,7 @@ pub enum Heard {
     AllAsked,
     /// The successor accepts connections from now on, and serves those whom it holds.
     Goes,
-    /// The successor is gone, refuses, or says what makes no sense.
+    /// The successor is gone, refuses, or says what is invalid.
     Lost,
 }
 
@@ -184,7 +184,7 @@ impl Giving {
                 let forget = held.into_iter().map(Do::Forget);
                 std::iter::once(Do::StopAccepting).chain(forget).collect()
             }
-            // Whatever else is said makes no sense now.
+            // Whatever else is said is invalid now.
             _ => self.lose(),
         }
     }

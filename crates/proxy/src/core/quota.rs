@@ -90,9 +90,9 @@ pub enum Asked {
     Waits(Turn),
 }
 
-/// Word to a client that waits.
+/// Notice to a client that waits for a connection.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Told {
+pub enum WaiterNotice {
     /// A connection may be opened, and counts already.
     Opens,
     /// One of two limits has a place: an idle connection may make one in the other.
@@ -149,7 +149,7 @@ impl Quotas {
     }
 
     /// A connection has ended.
-    pub fn close(&mut self, owner: &Owner) -> Vec<(Turn, Told)> {
+    pub fn close(&mut self, owner: &Owner) -> Vec<(Turn, WaiterNotice)> {
         for group in owner.groups() {
             let key = (owner.place.clone(), group);
             let left = self.open.get(&key).map_or(0, |count| count - 1);
@@ -207,7 +207,7 @@ impl Quotas {
     }
 
     /// Goes by other limits from now on.
-    pub fn set(&mut self, most: Most) -> Vec<(Turn, Told)> {
+    pub fn set(&mut self, most: Most) -> Vec<(Turn, WaiterNotice)> {
         self.most = most;
         self.serve(None)
     }
@@ -262,7 +262,7 @@ impl Quotas {
     }
 
     /// Gives places to those who wait, longest first. `closed` is who had a place that is free now.
-    fn serve(&mut self, closed: Option<&Owner>) -> Vec<(Turn, Told)> {
+    fn serve(&mut self, closed: Option<&Owner>) -> Vec<(Turn, WaiterNotice)> {
         let mut told = Vec::new();
         let turns: Vec<Turn> = self.waiting.keys().copied().collect();
         for turn in turns {
@@ -274,7 +274,7 @@ impl Quotas {
             if full.is_empty() {
                 self.leave(turn);
                 self.adopt(&owner);
-                told.push((turn, Told::Opens));
+                told.push((turn, WaiterNotice::Opens));
                 continue;
             }
             let mut groups = owner.groups().into_iter();
@@ -283,7 +283,7 @@ impl Quotas {
                 was && self.most.of(&group) > 0 && !full.contains(&group)
             });
             if has_gained {
-                told.push((turn, Told::Looks));
+                told.push((turn, WaiterNotice::Looks));
             }
         }
         told

@@ -90,7 +90,7 @@ impl Activity {
 #[derive(Debug, Default)]
 pub struct Clocks {
     activity: Activity,
-    units: u64,
+    batches: u64,
     transactions: u64,
     query: Option<Instant>,
     transaction: Option<Instant>,
@@ -99,18 +99,18 @@ pub struct Clocks {
 impl Clocks {
     /// Goes on from the counts of a session that has begun elsewhere.
     pub fn begin_at(&mut self, counts: &Counts) {
-        (self.units, self.transactions) = (counts.units, counts.transactions);
+        (self.batches, self.transactions) = (counts.batches, counts.transactions);
     }
 
     /// True if there is something to note.
     pub fn differ(&self, activity: Activity, counts: &Counts) -> bool {
-        (self.activity, self.units, self.transactions)
-            != (activity, counts.units, counts.transactions)
+        (self.activity, self.batches, self.transactions)
+            != (activity, counts.batches, counts.transactions)
     }
 
     /// Notes what the client does `now`, and counts in `tally` what is over.
     pub fn note(&mut self, activity: Activity, counts: &Counts, now: Instant, tally: &mut Tally) {
-        let queries = counts.units - self.units;
+        let queries = counts.batches - self.batches;
         let transactions = counts.transactions - self.transactions;
         self.transaction.get_or_insert(now);
         self.query.get_or_insert(now);
@@ -129,7 +129,7 @@ impl Clocks {
             self.transaction = (activity != Activity::Idle).then_some(now);
         }
         self.activity = activity;
-        (self.units, self.transactions) = (counts.units, counts.transactions);
+        (self.batches, self.transactions) = (counts.batches, counts.transactions);
     }
 }
 
@@ -151,13 +151,13 @@ mod tests {
         assert!(BOUNDS.is_sorted());
     }
 
-    /// Notes at given milliseconds: the activity, and the units and transactions that are over.
+    /// Notes at given milliseconds: the activity, and the batches and transactions that are over.
     fn run(notes: &[(u64, Activity, u64, u64)]) -> Tally {
         let begin = Instant::now();
         let (mut clocks, mut tally) = (Clocks::default(), Tally::default());
-        for (at, activity, units, transactions) in notes {
+        for (at, activity, batches, transactions) in notes {
             let counts = Counts {
-                units: *units,
+                batches: *batches,
                 transactions: *transactions,
                 ..Counts::default()
             };

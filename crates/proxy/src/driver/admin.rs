@@ -322,7 +322,7 @@ fn clients(proxy: &Proxy) -> Answer {
                 .map_or_else(|| "unix".to_owned(), |peer| peer.to_string()),
             STATES.get(state).copied().unwrap_or("").to_owned(),
             format!("{}s", handle.since.elapsed().as_secs()),
-            handle.units.load(Ordering::Relaxed).to_string(),
+            handle.batches.load(Ordering::Relaxed).to_string(),
         ]
     };
     Answer::Table(columns, proxy.handles.all().iter().map(row).collect())

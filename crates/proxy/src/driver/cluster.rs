@@ -78,7 +78,7 @@ impl Cluster {
             listen: String::new(),
             clients: self.handles.count() as u64,
             waiting: self.handles.count_in(WAITING) as u64,
-            on_active: counts.units.saturating_sub(counts.on_standby),
+            on_active: counts.batches.saturating_sub(counts.on_standby),
             on_standbys: counts.on_standby,
             replayed: counts.replayed,
             in_doubt: counts.in_doubt,

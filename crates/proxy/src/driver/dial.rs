@@ -48,7 +48,7 @@ impl Dialer {
     /// Reads the file of authorities, if there is one.
     ///
     /// # Errors
-    /// If it cannot be read or makes no sense.
+    /// If it cannot be read or is invalid.
     pub fn new(config: &ServerTls) -> Result<Dialer, Error> {
         use ServerTlsMode as Mode;
         let proof = match (config.mode, config.root.clone()) {

@@ -98,7 +98,7 @@ impl FileSource {
         match toml::from_str(&text) {
             Ok(file) => Some(file),
             Err(error) => {
-                tracing::warn!(path = %self.path.display(), %error, "the cluster's file makes no sense");
+                tracing::warn!(path = %self.path.display(), %error, "invalid cluster_file");
                 None
             }
         }

@@ -38,7 +38,7 @@ pub struct Handle {
     /// What it is doing: an index of [`STATES`].
     pub state: AtomicU32,
     /// Units answered.
-    pub units: AtomicU64,
+    pub batches: AtomicU64,
     /// The hand-over in which it was asked to leave last.
     heard: AtomicU32,
     /// It cannot leave.
@@ -70,7 +70,7 @@ impl Handle {
             peer: arriving.peer,
             since: now.checked_sub(arriving.age).unwrap_or(now),
             state: AtomicU32::new(0),
-            units: AtomicU64::new(arriving.units),
+            batches: AtomicU64::new(arriving.batches),
             heard: AtomicU32::new(0),
             stays: AtomicBool::new(false),
             waker: AtomicWaker::new(),
@@ -123,7 +123,7 @@ pub struct Arriving {
     /// Since how long.
     pub age: Duration,
     /// Units answered.
-    pub units: u64,
+    pub batches: u64,
 }
 
 /// All clients.
@@ -151,7 +151,7 @@ impl Handles {
             database: database.to_owned(),
             peer,
             age: Duration::ZERO,
-            units: 0,
+            batches: 0,
         });
         let mut by_id = self.by_id.lock();
         loop {

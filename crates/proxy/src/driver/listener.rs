@@ -64,7 +64,7 @@ pub enum ServeError {
     /// Another process does not hand over to this one.
     #[error("cannot take over")]
     Takeover(#[from] TakeoverError),
-    /// A certificate makes no sense, the proxy's own or one that servers are judged by.
+    /// A certificate is invalid, the proxy's own or one that servers are judged by.
     #[error(transparent)]
     Tls(dax::error::Error),
 }

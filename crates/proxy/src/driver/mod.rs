@@ -74,7 +74,7 @@ pub enum ReloadError {
     /// There is nothing to read.
     #[error("this proxy was not started with a configuration file")]
     NoFile,
-    /// What is there makes no sense.
+    /// What is there is invalid.
     #[error("the configuration stays as it was")]
     Unusable(#[source] Box<dyn Error + Send + Sync>),
 }
@@ -147,7 +147,7 @@ impl Proxy {
     /// tokio runtime.
     ///
     /// # Errors
-    /// If the system has no random numbers, or the certificate makes no sense.
+    /// If the system has no random numbers, or the certificate is invalid.
     pub fn new(
         config: Config,
         source: Arc<dyn Source>,
@@ -228,7 +228,7 @@ impl Proxy {
     /// names of what differs and takes effect at the next start only.
     ///
     /// # Errors
-    /// If there is nothing to read, or it makes no sense: then nothing has changed.
+    /// If there is nothing to read, or it is invalid: then nothing has changed.
     pub fn reload(&self) -> Result<Vec<&'static str>, ReloadError> {
         let again = self.again.as_ref().ok_or(ReloadError::NoFile)?;
         let config = again().map_err(ReloadError::Unusable)?;

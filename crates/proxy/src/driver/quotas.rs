@@ -11,7 +11,7 @@ use parking_lot::Mutex;
 use tokio::sync::mpsc;
 use tokio::time::Instant;
 
-use crate::core::quota::{Asked, Back, Group, Most, Owner, Quotas as Core, Told, Turn};
+use crate::core::quota::{Asked, Back, Group, Most, Owner, Quotas as Core, Turn, WaiterNotice};
 use crate::core::topology::Place;
 
 use super::login::Conn;
@@ -235,15 +235,15 @@ impl Quotas {
     }
 
     /// Tells those who wait. Returns what nobody heard, which must not be dropped under the lock.
-    fn tell(self: &Arc<Self>, state: &mut State, told: Vec<(Turn, Told)>) -> Vec<Word> {
+    fn tell(self: &Arc<Self>, state: &mut State, told: Vec<(Turn, WaiterNotice)>) -> Vec<Word> {
         let mut unsaid = Vec::new();
         for (turn, told) in told {
             let Some((owner, _)) = state.waiting.get(&turn) else {
                 continue;
             };
             let word = match told {
-                Told::Looks => Word::Look,
-                Told::Opens => Word::Got(Got::Share(self.share(owner))),
+                WaiterNotice::Looks => Word::Look,
+                WaiterNotice::Opens => Word::Got(Got::Share(self.share(owner))),
             };
             unsaid.extend(state.say(turn, word));
         }

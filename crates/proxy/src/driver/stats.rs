@@ -67,7 +67,7 @@ impl Sums {
 pub type Names = (String, String);
 
 /// Numbers of the clients of one user in one database.
-pub type Own = Arc<Mutex<Tally>>;
+pub type SharedTally = Arc<Mutex<Tally>>;
 
 struct Period {
     began: Instant,
@@ -77,7 +77,7 @@ struct Period {
 
 /// All numbers.
 pub struct Stats {
-    all: Mutex<BTreeMap<Names, Own>>,
+    all: Mutex<BTreeMap<Names, SharedTally>>,
     period: Mutex<Period>,
 }
 
@@ -96,7 +96,7 @@ impl Default for Stats {
 
 impl Stats {
     /// Those of a user in a database.
-    pub fn of(&self, database: &str, user: &str) -> Own {
+    pub fn of(&self, database: &str, user: &str) -> SharedTally {
         let names = (database.to_owned(), user.to_owned());
         self.all.lock().entry(names).or_default().clone()
     }

@@ -56,7 +56,7 @@ fn add(totals: &[AtomicU64], before: &[u64], now: &[u64]) {
 
 fn list(counts: &Counts) -> [u64; COUNTS.len()] {
     [
-        counts.units,
+        counts.batches,
         counts.on_standby,
         counts.refused_by_standby,
         counts.replayed,
@@ -76,7 +76,7 @@ impl Totals {
     /// The sums.
     pub fn counts(&self) -> Counts {
         let [
-            units,
+            batches,
             on_standby,
             refused_by_standby,
             replayed,
@@ -85,7 +85,7 @@ impl Totals {
             in_doubt_unknown,
         ] = self.read();
         Counts {
-            units,
+            batches,
             // Those of pools have these.
             transactions: 0,
             on_standby,
@@ -119,12 +119,12 @@ mod tests {
         let mut not_replayed = [0; REASONS.len()];
         not_replayed[1] = 2;
         let one = Counts {
-            units: 3,
+            batches: 3,
             replayed: 1,
             not_replayed,
             ..Counts::default()
         };
-        let two = Counts { units: 5, ..one };
+        let two = Counts { batches: 5, ..one };
         totals.add(&Counts::default(), &one);
         totals.add(&one, &two);
         assert_eq!(totals.read(), [5, 0, 0, 1, 0, 0, 0]);

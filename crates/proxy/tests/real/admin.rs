@@ -108,7 +108,7 @@ async fn a_changed_configuration_counts_without_a_restart() {
     let refused = operator
         .simple_query("RELOAD")
         .await
-        .expect_err("it makes no sense");
+        .expect_err("it is invalid");
     assert_eq!(refused.code().map(|code| code.code()), Some("F0000"));
     second
         .batch_execute("SELECT 1")

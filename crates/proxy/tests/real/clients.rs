@@ -459,7 +459,7 @@ async fn a_client_is_greeted_with_its_own_settings() {
     let asking = greeted("datestyle\0SQL, DMY\0application_name\0two\0").await;
     assert!(asking.contains("DateStyle\0SQL, DMY\0"), "{asking:?}");
     assert!(asking.contains("application_name\0two\0"), "{asking:?}");
-    // What makes no sense is told when it is said, and the connection is as good as before.
+    // What is invalid is told when it is said, and the connection is as good as before.
     let refused = greeted("datestyle\0nonsense\0").await;
     assert!(
         refused.starts_with('E') && refused.contains("FATAL"),

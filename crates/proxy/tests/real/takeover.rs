@@ -95,15 +95,15 @@ async fn what_cannot_be_made_anew_is_told() {
 
 /// What one writer was told.
 #[derive(Default)]
-struct Told {
+struct WriteLog {
     committed: Vec<i64>,
     failed: Vec<i64>,
     errors: Vec<String>,
 }
 
 /// Inserts numbers until it is told to stop: by itself, or in a transaction with an older one.
-async fn write(client: Client, writer: i64, stop: Arc<AtomicBool>) -> Told {
-    let mut told = Told::default();
+async fn write(client: Client, writer: i64, stop: Arc<AtomicBool>) -> WriteLog {
+    let mut told = WriteLog::default();
     for at in 0.. {
         if stop.load(Ordering::Relaxed) {
             return told;

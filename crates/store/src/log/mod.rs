@@ -63,7 +63,7 @@ pub(crate) enum LogError {
         missing: u64,
     },
     /// A sound record holds what no version writes.
-    #[error("commit {0} in the zone's commit log makes no sense")]
+    #[error("commit {0} in the zone's commit log is intact but has unknown contents")]
     Nonsense(u64),
 }
 

@@ -148,7 +148,7 @@ impl Record {
         self.changes.is_empty()
     }
 
-    /// Its changes, in order; `None` in place of one that makes no sense, which ends them.
+    /// Its changes, in order; `None` in place of one that is invalid, which ends them.
     pub fn changes(&self) -> impl Iterator<Item = Option<Change>> {
         let mut rest = self.changes.clone();
         std::iter::from_fn(move || {

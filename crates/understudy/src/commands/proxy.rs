@@ -52,7 +52,7 @@ async fn run_with(
     Ok(Code::Ok)
 }
 
-/// Reads the configuration again at each SIGHUP. One that makes no sense changes nothing.
+/// Reads the configuration again at each SIGHUP. One that is invalid changes nothing.
 async fn reload(proxy: &Proxy) -> Infallible {
     let Ok(mut hangup) = signal(SignalKind::hangup()) else {
         tracing::error!("cannot listen for SIGHUP: the configuration is read at the start only");

@@ -147,7 +147,7 @@ async fn exchange(args: &Exchanging, wanted: Wanted, careful: bool) -> anyhow::R
         }
         return Ok(Code::Ok);
     }
-    let mut told = Told::new(asking.json);
+    let mut told = ProgressPrinter::new(asking.json);
     let watched = operator
         .watch_exchange(Some(&wanted), |progress| told.tell(progress))
         .await;
@@ -173,16 +173,16 @@ async fn exchange(args: &Exchanging, wanted: Wanted, careful: bool) -> anyhow::R
     Ok(Code::Ok)
 }
 
-/// Says how far it is, when that has changed.
-struct Told {
+/// Prints the progress when it has changed.
+struct ProgressPrinter {
     json: bool,
     last: String,
 }
 
-impl Told {
-    fn new(json: bool) -> Told {
+impl ProgressPrinter {
+    fn new(json: bool) -> ProgressPrinter {
         let last = String::new();
-        Told { json, last }
+        ProgressPrinter { json, last }
     }
 
     fn tell(&mut self, progress: &Progress) {

@@ -76,7 +76,7 @@ pub enum Struck {
 
 /// A part of the mirror that can be killed: a manager or a member, of the primary or of the standby.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Part {
+enum KillTarget {
     Manager(usize),
     Member(usize),
     /// A manager that does not end but stands still.
@@ -96,18 +96,18 @@ impl Struck {
         Struck::Both,
     ];
 
-    fn parts(self, primary: usize) -> Vec<Part> {
+    fn parts(self, primary: usize) -> Vec<KillTarget> {
         let standby = 1 - primary;
-        let machine = |at| vec![Part::Manager(at), Part::Member(at)];
+        let machine = |at| vec![KillTarget::Manager(at), KillTarget::Member(at)];
         match self {
             Struck::Primary => machine(primary),
             Struck::Standby => machine(standby),
-            Struck::PrimaryManager => vec![Part::Manager(primary)],
-            Struck::StandbyManager => vec![Part::Manager(standby)],
-            Struck::PrimaryMember => vec![Part::Member(primary)],
-            Struck::StandbyMember => vec![Part::Member(standby)],
-            Struck::FrozenPrimary => vec![Part::Frozen(primary)],
-            Struck::Managers => vec![Part::Manager(primary), Part::Manager(standby)],
+            Struck::PrimaryManager => vec![KillTarget::Manager(primary)],
+            Struck::StandbyManager => vec![KillTarget::Manager(standby)],
+            Struck::PrimaryMember => vec![KillTarget::Member(primary)],
+            Struck::StandbyMember => vec![KillTarget::Member(standby)],
+            Struck::FrozenPrimary => vec![KillTarget::Frozen(primary)],
+            Struck::Managers => vec![KillTarget::Manager(primary), KillTarget::Manager(standby)],
             Struck::Both => [machine(primary), machine(standby)].concat(),
         }
     }
@@ -327,7 +327,7 @@ async fn play(
     }
     let returned = Instant::now();
     for part in &parts {
-        if let Part::Member(at) = *part {
+        if let KillTarget::Member(at) = *part {
             match disk_lost {
                 true => mirror.renew_member(at).await?,
                 false => mirror.start_member(at).await?,
@@ -336,9 +336,9 @@ async fn play(
     }
     for part in &parts {
         match *part {
-            Part::Manager(at) => mirror.start_manager(at).await?,
-            Part::Frozen(at) => mirror.manager(at).context("it runs")?.resume(),
-            Part::Member(_) => {}
+            KillTarget::Manager(at) => mirror.start_manager(at).await?,
+            KillTarget::Frozen(at) => mirror.manager(at).context("it runs")?.resume(),
+            KillTarget::Member(_) => {}
         }
     }
     mirror.settle(WITHIN).await?;
@@ -364,24 +364,24 @@ async fn play(
     })
 }
 
-fn names(parts: &[Part]) -> String {
-    let name = |part: &Part| match *part {
-        Part::Manager(at) => format!("{}'s manager", NAMES[at]),
-        Part::Member(at) => format!("{}'s PostgreSQL", NAMES[at]),
-        Part::Frozen(at) => format!("{}'s manager", NAMES[at]),
+fn names(parts: &[KillTarget]) -> String {
+    let name = |part: &KillTarget| match *part {
+        KillTarget::Manager(at) => format!("{}'s manager", NAMES[at]),
+        KillTarget::Member(at) => format!("{}'s PostgreSQL", NAMES[at]),
+        KillTarget::Frozen(at) => format!("{}'s manager", NAMES[at]),
     };
     let names: Vec<String> = parts.iter().map(name).collect();
     names.join(" and ")
 }
 
-fn strike(mirror: &mut Mirror, parts: &[Part]) {
+fn strike(mirror: &mut Mirror, parts: &[KillTarget]) {
     for part in parts {
         match *part {
-            Part::Manager(at) => {
+            KillTarget::Manager(at) => {
                 mirror.kill_manager(at);
             }
-            Part::Member(at) => mirror.kill_member(at),
-            Part::Frozen(at) => {
+            KillTarget::Member(at) => mirror.kill_member(at),
+            KillTarget::Frozen(at) => {
                 if let Some(manager) = mirror.manager(at) {
                     manager.pause();
                 }
@@ -513,8 +513,8 @@ mod tests {
 
     #[test]
     fn the_primary_of_the_moment_is_what_is_struck() {
-        assert_eq!(Struck::PrimaryMember.parts(1), [Part::Member(1)]);
-        assert_eq!(Struck::StandbyManager.parts(1), [Part::Manager(0)]);
+        assert_eq!(Struck::PrimaryMember.parts(1), [KillTarget::Member(1)]);
+        assert_eq!(Struck::StandbyManager.parts(1), [KillTarget::Manager(0)]);
         assert_eq!(Struck::Both.parts(0).len(), 4);
     }
 }

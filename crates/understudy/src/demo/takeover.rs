@@ -37,8 +37,8 @@ impl Takeover {
     /// # Errors
     /// It is no such list, or empty.
     pub fn last(json: &str) -> anyhow::Result<Takeover> {
-        let mut entries: Vec<Takeover> =
-            serde_json::from_str(json).context("the history makes no sense")?;
+        let mut entries: Vec<Takeover> = serde_json::from_str(json)
+            .context("cannot read the output of \"understudy history --json\"")?;
         entries.pop().context("the history is empty")
     }
 

@@ -10,7 +10,7 @@ use crate::core::Rules;
 use crate::host::Mac;
 use crate::network::Protection;
 
-/// A configuration that makes no sense.
+/// A configuration that is invalid.
 #[derive(Debug, thiserror::Error)]
 #[error("[vm] {key}: {reason}")]
 pub struct ConfigError {
@@ -165,7 +165,7 @@ impl Config {
     /// Reads what `[vm]` says, as a table of its own.
     ///
     /// # Errors
-    /// If it makes no sense.
+    /// If it is invalid.
     pub fn parse(text: &str) -> Result<Config, ConfigError> {
         let config: Config = toml::from_str(text).map_err(|error| ConfigError {
             key: "",

@@ -23,7 +23,7 @@ use crate::disk::{self, Disk};
 use crate::encoding::{Encoder, Packer};
 use crate::host::{Checkpoint, Guest, HostError, Machine, Spec, Start};
 use crate::network::tap;
-use crate::standby::{ApplyError, Mirror, Part};
+use crate::standby::{ApplyError, CheckpointPart, Mirror};
 
 /// Checkpoints that the standby has not confirmed.
 const UNDER_WAY: u64 = 2;
@@ -330,7 +330,7 @@ impl Engine {
         Ok(())
     }
 
-    fn part(&mut self, session: &Session, part: Part, bytes: Vec<u8>) -> Result<()> {
+    fn part(&mut self, session: &Session, part: CheckpointPart, bytes: Vec<u8>) -> Result<()> {
         self.hub
             .queued
             .fetch_sub(bytes.len() as u64, Ordering::AcqRel);

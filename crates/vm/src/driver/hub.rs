@@ -18,7 +18,7 @@ use super::zones::Zones;
 use crate::clock::{boot, since_boot_ms};
 use crate::core::{Effect, Guard, Message, Number, Record, Session, Who};
 use crate::network::Switch;
-use crate::standby::Part;
+use crate::standby::CheckpointPart;
 
 /// Parts that wait to be sent.
 const PARTS: usize = 16;
@@ -46,7 +46,7 @@ pub enum Order {
     HandOver,
     GoOn,
     Prepare(Session),
-    Part(Session, Part, Vec<u8>),
+    Part(Session, CheckpointPart, Vec<u8>),
     /// Look again: a checkpoint was confirmed.
     Wake,
     End,
@@ -266,7 +266,7 @@ impl Hub {
     }
 
     /// Sends a part of a checkpoint; waits for room. `false` if there is no connection any more.
-    pub fn send_part(&self, session: &Session, part: Part, bytes: Vec<u8>) -> bool {
+    pub fn send_part(&self, session: &Session, part: CheckpointPart, bytes: Vec<u8>) -> bool {
         let parts = self.peer.lock().as_ref().map(|peer| peer.parts.clone());
         let packet = Packet::Part(session.clone(), part);
         parts.is_some_and(|parts| parts.blocking_send((packet, bytes)).is_ok())

@@ -28,7 +28,7 @@ use wire::Shape;
 use zones::Zones;
 
 pub use hub::Reread;
-pub use stats::{Parts, Told};
+pub use stats::{CheckpointStats, Parts};
 pub use status::Status;
 pub use wire::{Question, ask};
 pub use zones::Open;
@@ -40,7 +40,7 @@ const ENDS_WITHIN: Duration = Duration::from_secs(5);
 /// Why a host cannot run.
 #[derive(Debug, thiserror::Error)]
 pub enum RunError {
-    /// The configuration makes no sense.
+    /// The configuration is invalid.
     #[error(transparent)]
     Config(#[from] ConfigError),
     /// The image cannot be used.

@@ -30,9 +30,9 @@ pub struct Stats {
     safe: VecDeque<Duration>,
 }
 
-/// What of it is told.
+/// Numbers of checkpoints, for the status.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Serialize, Deserialize)]
-pub struct Told {
+pub struct CheckpointStats {
     /// Checkpoints that were made.
     pub epochs: u64,
     /// Pages that had been written.
@@ -149,10 +149,10 @@ impl Stats {
         }
     }
 
-    pub fn told(&self) -> Told {
+    pub fn told(&self) -> CheckpointStats {
         let pause = |share| quantile(self.pauses.iter().map(Timing::paused), share);
         let safe = |share| quantile(self.safe.iter().copied(), share);
-        Told {
+        CheckpointStats {
             epochs: self.epochs,
             pages: self.counts.pages,
             pages_unchanged: self.counts.unchanged,

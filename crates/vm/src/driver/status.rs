@@ -7,7 +7,7 @@ use page::put_metric;
 use serde::{Deserialize, Serialize};
 
 use super::hub::Hub;
-use super::stats::Told;
+use super::stats::CheckpointStats;
 use super::wire::Question;
 use crate::core::{Follower, Guard, Role};
 use crate::network::Protection;
@@ -51,7 +51,7 @@ pub struct Status {
     pub trouble: Option<String>,
     /// Counts.
     #[serde(flatten)]
-    pub stats: Told,
+    pub stats: CheckpointStats,
 }
 
 fn words(guard: &Guard) -> (&'static str, Option<&'static str>, u64) {

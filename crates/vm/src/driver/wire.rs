@@ -14,7 +14,7 @@ use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt};
 use tokio::net::TcpStream;
 
 use crate::core::{Message, Session};
-use crate::standby::Part;
+use crate::standby::CheckpointPart;
 
 const HEAD_BYTES: usize = 1 << 20;
 /// The bytes of one part.
@@ -112,7 +112,7 @@ pub enum Packet {
     /// What hosts decide by.
     Message(Message),
     /// A part of a checkpoint; its bytes follow.
-    Part(Session, Part),
+    Part(Session, CheckpointPart),
     /// An operator asks.
     Ask(Question),
     /// And is told.

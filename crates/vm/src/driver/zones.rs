@@ -39,7 +39,7 @@ fn parse(record: Option<Bytes>) -> Result<Option<Record>> {
     let wrong = |error: serde_json::Error| {
         Error::new(
             ErrorKind::Corrupt,
-            format!("the record of the machine makes no sense: {error}"),
+            format!("invalid record of the virtual machine in the zones: {error}"),
         )
     };
     record

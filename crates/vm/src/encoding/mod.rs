@@ -31,7 +31,7 @@ pub const ZEROS: Page = [0; PAGE_BYTES];
 
 /// What cannot have been encoded.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
-#[error("encoded pages make no sense")]
+#[error("invalid encoding of pages")]
 pub struct Malformed;
 
 const SAME_BLOCK: u8 = 1;

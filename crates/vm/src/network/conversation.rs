@@ -5,7 +5,7 @@
 //!   Greeting ─────────▶ Outside ───────────────────────────────────────▶ Inside
 //!      │ 'S', 'G'          ▲        COMMIT, ROLLBACK, ready outside           │
 //!      ▼                   └──────────────────────────────────────────────────┘
-//!   Opaque: encrypted, or it makes no sense
+//!   Opaque: encrypted, or it is invalid
 //! ```
 //!
 //! Invariant (commit protection): only what is said within a transaction block that is still open passes at once. Whatever tells of an

@@ -27,7 +27,7 @@ const MOST_BYTES: usize = 64 << 20;
 
 /// A part of a checkpoint, beside its bytes.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub enum Part {
+pub enum CheckpointPart {
     /// Of the copy: what the disk holds from here on.
     Image {
         /// Where.
@@ -75,7 +75,7 @@ pub enum ApplyError {
 
 impl From<encoding::Malformed> for ApplyError {
     fn from(_: encoding::Malformed) -> ApplyError {
-        ApplyError::NotWhole("its pages make no sense")
+        ApplyError::NotWhole("its pages are not encoded as pages of a checkpoint are")
     }
 }
 
@@ -129,33 +129,33 @@ impl Mirror {
     /// The standby is of no use any more.
     pub fn part(
         &mut self,
-        part: Part,
+        part: CheckpointPart,
         bytes: Vec<u8>,
         memory: &Memory,
     ) -> Result<Option<Number>, ApplyError> {
         match part {
-            Part::Image { offset } => {
+            CheckpointPart::Image { offset } => {
                 self.expect_copy()?;
                 let contents = disk::Contents::Bytes(bytes);
                 self.disk.apply(&[disk::Write { offset, contents }])?;
             }
-            Part::Pages(None) => {
+            CheckpointPart::Pages(None) => {
                 self.expect_copy()?;
                 self.write_pages(&[bytes], memory)?;
             }
-            Part::Writes(None) => {
+            CheckpointPart::Writes(None) => {
                 self.expect_copy()?;
                 self.disk.apply(&disk::decode(&bytes, self.disk.bytes())?)?;
             }
-            Part::Pages(Some(number)) => {
+            CheckpointPart::Pages(Some(number)) => {
                 let unpacked = self.collect(number, bytes)?;
                 self.arriving.pages.push(unpacked);
             }
-            Part::Writes(Some(number)) => {
+            CheckpointPart::Writes(Some(number)) => {
                 let unpacked = self.collect(number, bytes)?;
                 self.arriving.writes.push(unpacked);
             }
-            Part::End(end) => return self.end(end, bytes, memory).map(Some),
+            CheckpointPart::End(end) => return self.end(end, bytes, memory).map(Some),
         }
         Ok(None)
     }
@@ -267,9 +267,13 @@ mod tests {
     }
 
     impl Host {
-        fn part(&mut self, part: Part, bytes: &[u8]) -> Result<Option<Number>, ApplyError> {
+        fn part(
+            &mut self,
+            part: CheckpointPart,
+            bytes: &[u8],
+        ) -> Result<Option<Number>, ApplyError> {
             let sent = match part {
-                Part::Pages(None) => bytes.to_vec(),
+                CheckpointPart::Pages(None) => bytes.to_vec(),
                 _ => as_it_is(bytes),
             };
             self.mirror.part(part, sent, &self.memory)
@@ -336,9 +340,9 @@ mod tests {
         out
     }
 
-    fn end(number: u64, parts: &[&[u8]], devices: &[u8]) -> Part {
+    fn end(number: u64, parts: &[&[u8]], devices: &[u8]) -> CheckpointPart {
         let sum = parts.iter().fold(0, |sum, part| add(sum, &as_it_is(part)));
-        Part::End(End {
+        CheckpointPart::End(End {
             number: Number(number),
             parts: parts.len() as u32,
             sum: add(sum, &as_it_is(devices)),
@@ -352,11 +356,13 @@ mod tests {
         let mut host = host();
         let (page, write) = (pages(1, 7), writes(8));
         assert_eq!(
-            host.part(Part::Writes(Some(Number(1))), &write).unwrap(),
+            host.part(CheckpointPart::Writes(Some(Number(1))), &write)
+                .unwrap(),
             None
         );
         assert_eq!(
-            host.part(Part::Pages(Some(Number(1))), &page).unwrap(),
+            host.part(CheckpointPart::Pages(Some(Number(1))), &page)
+                .unwrap(),
             None
         );
         assert_eq!((host.page(1)[0], host.block()[0]), (0, 0));
@@ -375,13 +381,13 @@ mod tests {
         let (page, write) = (pages(1, 7), writes(8));
         let lost: [&dyn Fn(&mut Host); 2] = [
             &|host| {
-                host.part(Part::Writes(Some(Number(1))), &writes(8))
+                host.part(CheckpointPart::Writes(Some(Number(1))), &writes(8))
                     .unwrap();
             },
             &|host| {
-                host.part(Part::Writes(Some(Number(1))), &writes(8))
+                host.part(CheckpointPart::Writes(Some(Number(1))), &writes(8))
                     .unwrap();
-                host.part(Part::Pages(Some(Number(1))), &pages(1, 6))
+                host.part(CheckpointPart::Pages(Some(Number(1))), &pages(1, 6))
                     .unwrap();
             },
         ];
@@ -400,8 +406,10 @@ mod tests {
     fn a_checkpoint_that_makes_no_sense_is_refused_whole() {
         let mut host = host();
         let (write, page) = (writes(8), pages(PAGES as u32, 7));
-        host.part(Part::Writes(Some(Number(1))), &write).unwrap();
-        host.part(Part::Pages(Some(Number(1))), &page).unwrap();
+        host.part(CheckpointPart::Writes(Some(Number(1))), &write)
+            .unwrap();
+        host.part(CheckpointPart::Pages(Some(Number(1))), &page)
+            .unwrap();
         host.part(end(1, &[&write, &page], &devices(b"")), &devices(b""))
             .unwrap_err();
         assert_eq!(host.block()[0], 0);
@@ -410,13 +418,15 @@ mod tests {
     #[test]
     fn checkpoints_are_applied_in_order_and_none_is_left_out() {
         let mut host = host();
-        host.part(Part::Pages(None), &pages(0, 1)).unwrap();
+        host.part(CheckpointPart::Pages(None), &pages(0, 1))
+            .unwrap();
         assert_eq!(host.page(0)[0], 1);
         host.part(end(1, &[], &devices(b"")), &devices(b""))
             .unwrap();
-        host.part(Part::Pages(Some(Number(3))), &pages(0, 2))
+        host.part(CheckpointPart::Pages(Some(Number(3))), &pages(0, 2))
             .unwrap_err();
-        host.part(Part::Pages(None), &pages(0, 2)).unwrap_err();
+        host.part(CheckpointPart::Pages(None), &pages(0, 2))
+            .unwrap_err();
         host.part(end(3, &[], &devices(b"")), &devices(b""))
             .unwrap_err();
         assert_eq!(host.page(0)[0], 1);
@@ -430,8 +440,10 @@ mod tests {
         let same = |_: &Page| Some(0);
         Encoder::new(1).put(2, &[8; PAGE_BYTES], same, &mut Counts::default(), &mut page);
         assert!(page.len() < 10);
-        host.part(Part::Pages(Some(Number(1))), &page).unwrap();
-        host.part(Part::Writes(Some(Number(1))), &write).unwrap();
+        host.part(CheckpointPart::Pages(Some(Number(1))), &page)
+            .unwrap();
+        host.part(CheckpointPart::Writes(Some(Number(1))), &write)
+            .unwrap();
         host.part(end(1, &[&page, &write], &devices(b"")), &devices(b""))
             .unwrap();
         assert_eq!(host.page(2), vec![8; PAGE_BYTES]);
@@ -456,9 +468,11 @@ mod tests {
                 flows: Vec::new(),
             };
             let (memory, mirror) = (&host.memory, &mut host.mirror);
-            let pages = Part::Pages(Some(Number(number)));
+            let pages = CheckpointPart::Pages(Some(Number(number)));
             mirror.part(pages, page, memory).unwrap();
-            let applied = mirror.part(Part::End(end), differs, memory).unwrap();
+            let applied = mirror
+                .part(CheckpointPart::End(end), differs, memory)
+                .unwrap();
             assert_eq!(applied, Some(Number(number)));
             assert_eq!(host.page(1)[9], number as u8);
         }
@@ -475,8 +489,8 @@ mod tests {
             flows: Vec::new(),
         };
         let (memory, mirror) = (&host.memory, &mut host.mirror);
-        let taken = mirror.part(Part::Pages(Some(Number(4))), page, memory);
-        let ended = taken.and_then(|_| mirror.part(Part::End(end), differs, memory));
+        let taken = mirror.part(CheckpointPart::Pages(Some(Number(4))), page, memory);
+        let ended = taken.and_then(|_| mirror.part(CheckpointPart::End(end), differs, memory));
         assert!(matches!(ended, Err(ApplyError::NotWhole(_))));
         assert_eq!(host.page(2)[0], 0);
     }

@@ -38,9 +38,9 @@ pub(crate) enum Anomaly {
 
 /// How long a list must be for who begins after a moment.
 #[derive(Default)]
-struct Told(Vec<(Offset, usize)>);
+struct ListLengths(Vec<(Offset, usize)>);
 
-impl Told {
+impl ListLengths {
     fn put_in_order(&mut self) {
         self.0.sort_unstable_by_key(|(at, _)| *at);
         let mut most = 0;
@@ -66,7 +66,7 @@ pub(crate) fn check(
         .values()
         .flat_map(|list| list.iter().enumerate().map(|(at, value)| (*value, at)))
         .collect();
-    let mut told: HashMap<Key, Told> = HashMap::new();
+    let mut told: HashMap<Key, ListLengths> = HashMap::new();
     let acknowledged = transactions
         .iter()
         .filter(|t| t.outcome == Outcome::Acknowledged);
@@ -88,7 +88,7 @@ pub(crate) fn check(
                 .push((read.ended, list.len()));
         }
     }
-    told.values_mut().for_each(Told::put_in_order);
+    told.values_mut().for_each(ListLengths::put_in_order);
     let none = Vec::new();
     let mut anomalies = Vec::new();
     for read in reads {

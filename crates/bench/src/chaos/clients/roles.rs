@@ -17,15 +17,15 @@ const WITHIN: Duration = Duration::from_secs(1);
 const FRESH: Duration = Duration::from_secs(2);
 
 /// When each node last said that it accepts writes, and when it last said that it does not.
-type Said = HashMap<String, (Option<Instant>, Option<Instant>)>;
+type RoleTimes = HashMap<String, (Option<Instant>, Option<Instant>)>;
 
 /// Looks all the time until it is dropped.
 pub(crate) struct Roles {
-    said: Arc<Mutex<Said>>,
+    said: Arc<Mutex<RoleTimes>>,
     _tasks: JoinSet<()>,
 }
 
-fn note(said: &Mutex<Said>, node: &str, follows: bool) {
+fn note(said: &Mutex<RoleTimes>, node: &str, follows: bool) {
     let now = Some(Instant::now());
     let mut said = said.lock();
     let entry = said.entry(node.to_owned()).or_default();
@@ -38,7 +38,7 @@ fn note(said: &Mutex<Said>, node: &str, follows: bool) {
 impl Roles {
     /// Starts to ask every node.
     pub fn watch(nodes: Vec<(String, Config)>) -> Roles {
-        let said: Arc<Mutex<Said>> = Arc::default();
+        let said: Arc<Mutex<RoleTimes>> = Arc::default();
         let mut tasks = JoinSet::new();
         for (node, server) in nodes {
             let said = said.clone();

@@ -25,7 +25,7 @@ use std::time::Duration;
 
 use bytes::BytesMut;
 use protocol::frame::Refusal;
-use proxy::core::session::Keeps;
+use proxy::core::session::SessionState;
 use proxy::driver::socket::Socket;
 use tokio::sync::watch;
 
@@ -91,7 +91,7 @@ pub struct Session {
     status: u8,
     prepared: Names,
     /// What it has set, and what else it has.
-    keeps: Keeps,
+    keeps: SessionState,
     /// It has begun something.
     inside: Option<Inside>,
     /// Messages that are under way.
@@ -114,7 +114,7 @@ impl Session {
             life: entered.life,
             status: b'I',
             prepared: Names::default(),
-            keeps: Keeps::default(),
+            keeps: SessionState::default(),
             inside: None,
             direct: Direct::default(),
             cancel: entered.cancel,

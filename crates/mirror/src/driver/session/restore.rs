@@ -33,7 +33,7 @@ impl Session {
     /// What the session has, if it can move with it.
     pub(super) async fn pack(&mut self) -> Result<Belongings> {
         let noted = Holds {
-            bonds: self.keeps.bonds().collect(),
+            bonds: self.keeps.affinities().collect(),
             listens: self.keeps.listens(),
         };
         // The member may be the reason why this manager is not primary any more.
@@ -62,7 +62,7 @@ impl Session {
     /// Gives a new session of the member what the one before had: the settings that it reports since.
     pub(super) async fn unpack(&mut self, belongings: &Belongings) -> Result<Vec<BytesMut>> {
         self.prepared = Names::default();
-        self.keeps = proxy::core::session::Keeps::default();
+        self.keeps = proxy::core::session::SessionState::default();
         self.status = b'I';
         let mut reported = Vec::new();
         for (text, must) in [(&belongings.settings, true), (&belongings.prepares, false)] {

@@ -24,7 +24,7 @@ impl Active {
         &self,
         context: &Context,
         announced: &AnnouncedLog,
-        configuring: &configuring::Told,
+        configuring: &configuring::ConfigStatus,
     ) -> (
         watch::Sender<ActiveState>,
         watch::Receiver<Instant>,
@@ -64,7 +64,7 @@ struct Beating {
     storage: Arc<dyn Storage>,
     view: Arc<ActiveView>,
     announced: AnnouncedLog,
-    configuring: configuring::Told,
+    configuring: configuring::ConfigStatus,
     control: watch::Receiver<Control>,
     /// What this node's own configuration says of heartbeats.
     own: config::Heartbeat,

@@ -29,9 +29,9 @@ const PARTIAL: &str = "postgresql.conf.understudy";
 /// How long to wait before trying again.
 const PAUSE: Duration = Duration::from_secs(5);
 
-/// What others see of it.
+/// Status of the shared configuration.
 #[derive(Clone, Default)]
-pub(super) struct Told {
+pub(super) struct ConfigStatus {
     /// The version that is in the shared configuration.
     pub(super) version: Arc<AtomicU64>,
     /// Why a newer one is not.
@@ -44,7 +44,7 @@ pub(super) async fn run(
     mut control: watch::Receiver<Control>,
     mount: PathBuf,
     reload: impl Fn() + Send,
-    told: Told,
+    told: ConfigStatus,
     mut suitable: watch::Receiver<Suitable>,
 ) {
     // A standby that was promoted may not have read the last change.
@@ -195,7 +195,13 @@ mod tests {
             count.fetch_add(1, Ordering::Relaxed);
         };
         let mount = directory.path().to_owned();
-        let running = tokio::spawn(run(controlled, mount, reload, Told::default(), suitable));
+        let running = tokio::spawn(run(
+            controlled,
+            mount,
+            reload,
+            ConfigStatus::default(),
+            suitable,
+        ));
         let delay = |us: &str| Some(BTreeMap::from([("commit_delay".to_owned(), us.to_owned())]));
         let finished = async {
             becomes(&place, None, (&counted, 0)).await;

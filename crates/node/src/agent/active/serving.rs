@@ -14,7 +14,7 @@ use super::super::server_watch::ServerWatch;
 use super::answering::Answering;
 use super::leaving::DIES_WITHIN;
 use super::ordering::{Confirming, GivenUp, Ordering};
-use super::{Active, Told, configuring, group_commit};
+use super::{Active, ActiveStatus, configuring, group_commit};
 use crate::machine::Event;
 
 /// See the module.
@@ -30,7 +30,11 @@ pub(super) struct ServingTasks {
 }
 
 impl ServingTasks {
-    pub(super) fn start(context: &Context, active: &mut Active, told: &Told) -> ServingTasks {
+    pub(super) fn start(
+        context: &Context,
+        active: &mut Active,
+        told: &ActiveStatus,
+    ) -> ServingTasks {
         active.order_log(context);
         let ordering = active.take_ordering();
         let (postgres, storage) = (&active.postgres, &active.storage);

@@ -34,15 +34,15 @@ pub(crate) struct Held {
     held_bytes: Option<u64>,
 }
 
-/// The slots, for the node's status.
-pub(crate) type Told = Arc<Mutex<Vec<Held>>>;
+/// Status of the slots, for the node's status.
+pub(crate) type SlotStatus = Arc<Mutex<Vec<Held>>>;
 
 /// Looks until it is aborted, at the PostgreSQL that was started with these options.
 pub(crate) async fn run(
     postgres: StartOptions,
     view: Arc<ActiveView>,
     storage: Arc<dyn Storage>,
-    told: Told,
+    told: SlotStatus,
 ) {
     let mut asking = Asking::new(postgres);
     loop {

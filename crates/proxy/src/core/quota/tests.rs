@@ -35,7 +35,7 @@ fn pools_of_a_database_share_its_limit() {
     assert_eq!(quotas.ask(&owner(3, "e", "a"), now), Asked::Opens);
     assert_eq!(quotas.ask(&other, now), Asked::Waits(1));
     assert_eq!(quotas.full(&other), [Group::Database("d".into())]);
-    assert_eq!(quotas.close(&one), [(1, Told::Opens)]);
+    assert_eq!(quotas.close(&one), [(1, WaiterNotice::Opens)]);
     assert!(!quotas.is_busy());
     let standby = Owner {
         place: Place::Standby("s".into()),
@@ -64,7 +64,7 @@ fn an_idle_connection_makes_place_for_another_pool() {
     assert_eq!(quotas.comes_back(&one, now), Back::Stays);
     assert_eq!(quotas.ask(&other, now), Asked::Waits(1));
     assert_eq!(quotas.comes_back(&one, now), Back::Closes);
-    assert_eq!(quotas.close(&one), [(1, Told::Opens)]);
+    assert_eq!(quotas.close(&one), [(1, WaiterNotice::Opens)]);
 }
 
 /// A connection is of more use to its own pool, but not for ever.
@@ -82,7 +82,7 @@ fn a_busy_pool_gives_way_to_who_has_waited_longer() {
     assert_eq!(quotas.comes_back(&one, now), Back::Goes(3), "it is early");
     assert_eq!(quotas.ask(&one, now), Asked::Waits(4));
     assert_eq!(quotas.comes_back(&one, late), Back::Closes);
-    assert_eq!(quotas.close(&one), [(2, Told::Opens)]);
+    assert_eq!(quotas.close(&one), [(2, WaiterNotice::Opens)]);
 }
 
 #[test]
@@ -106,7 +106,7 @@ fn a_lower_limit_closes_what_comes_back() {
     assert_eq!(quotas.close(&one), []);
     assert_eq!(quotas.comes_back(&one, now), Back::Stays);
     assert_eq!(quotas.ask(&one, now), Asked::Waits(1));
-    assert_eq!(quotas.set(most(0)), [(1, Told::Opens)]);
+    assert_eq!(quotas.set(most(0)), [(1, WaiterNotice::Opens)]);
 }
 
 /// Where two limits are reached, a place in one of them is a reason to look for an idle connection in the other.
@@ -119,9 +119,9 @@ fn who_lacks_two_places_looks_again() {
     assert_eq!(quotas.ask(&of_user, now), Asked::Opens);
     assert_eq!(quotas.ask(&owner(3, "d", "u"), now), Asked::Waits(1));
     assert_eq!(quotas.comes_back(&of_database, now), Back::Stays);
-    assert_eq!(quotas.close(&of_user), [(1, Told::Looks)]);
+    assert_eq!(quotas.close(&of_user), [(1, WaiterNotice::Looks)]);
     assert_eq!(quotas.comes_back(&of_database, now), Back::Closes);
-    assert_eq!(quotas.close(&of_database), [(1, Told::Opens)]);
+    assert_eq!(quotas.close(&of_database), [(1, WaiterNotice::Opens)]);
 }
 
 /// Random histories: no limit is exceeded, nobody waits beside a place, and a pool's clients are served in order.
@@ -167,7 +167,7 @@ fn limits_hold_and_nobody_is_forgotten() {
                 _ => {}
             }
             for (turn, word) in told {
-                if word == Told::Opens {
+                if word == WaiterNotice::Opens {
                     used.push(waiting.remove(&turn).expect("it waits"));
                 }
             }

@@ -6,8 +6,8 @@
 use postgres_protocol::message::frontend;
 
 use super::super::outcome::Xid;
-use super::slots::{Ask, To};
-use super::unit::Unit;
+use super::batch::RequestBatch;
+use super::replies::{ReplyOwner, SentMessage};
 use super::{Context, Out, Session};
 
 /// The name of the question, on servers.
@@ -73,19 +73,20 @@ impl Session {
         }
         if name.is_empty() {
             frontend::parse(name, TEXT, [], buf).expect(BUILT);
-            self.slots.push(Ask::Parse(None), To::Nobody);
+            self.replies
+                .push(SentMessage::Parse(None), ReplyOwner::Nobody);
         } else if link.prepared.insert(name) {
             frontend::parse(name, TEXT, [], buf).expect(BUILT);
-            let ask = Ask::Parse(Some(name.into()));
-            self.slots.push(ask, To::Nobody);
+            let ask = SentMessage::Parse(Some(name.into()));
+            self.replies.push(ask, ReplyOwner::Nobody);
         }
         put_bind(portal, name, out);
-        self.slots.push(Ask::Bind, To::Nobody);
+        self.replies.push(SentMessage::Bind, ReplyOwner::Nobody);
         frontend::execute(portal, 0, &mut out.server).expect(BUILT);
-        self.slots.push(Ask::Execute, To::Xid);
+        self.replies.push(SentMessage::Execute, ReplyOwner::Xid);
         if !portal.is_empty() {
             frontend::close(b'P', portal, &mut out.server).expect(BUILT);
-            self.slots.push(Ask::Close, To::Nobody);
+            self.replies.push(SentMessage::Close, ReplyOwner::Nobody);
         }
         if flushes {
             frontend::flush(&mut out.server);
@@ -98,7 +99,7 @@ impl Session {
     pub(super) fn ask_xid_apart(&mut self, cx: &Context<'_>, is_simple: bool, out: &mut Out) {
         self.ask_xid(cx, is_simple, false, out);
         frontend::sync(&mut out.server);
-        self.slots.push(Ask::Sync, To::Nobody);
+        self.replies.push(SentMessage::Sync, ReplyOwner::Nobody);
     }
 
     /// A statement of the simple protocol that commits by itself, in a transaction of its own: so the
@@ -106,27 +107,33 @@ impl Session {
     pub(super) fn write_wrapped(
         &mut self,
         cx: &Context<'_>,
-        unit: &mut Unit,
+        batch: &mut RequestBatch,
         end: usize,
         out: &mut Out,
     ) {
         put_query("BEGIN", out);
-        self.slots.push(Ask::Query, To::Nobody);
-        out.server.extend_from_slice(&unit.bytes[unit.written..end]);
-        self.slots.push(Ask::Query, To::Wrapped);
-        unit.is_wrapped = true;
+        self.replies.push(SentMessage::Query, ReplyOwner::Nobody);
+        out.server
+            .extend_from_slice(&batch.bytes[batch.written..end]);
+        self.replies.push(SentMessage::Query, ReplyOwner::Wrapped);
+        batch.is_wrapped = true;
         // While the server takes data for COPY it takes nothing else.
-        if !unit.facts.copies_in {
-            self.end_wrapped(cx, unit, out);
+        if !batch.facts.copies_in {
+            self.end_wrapped(cx, batch, out);
         }
     }
 
     /// Ends the transaction that was put around a statement.
-    pub(super) fn end_wrapped(&mut self, cx: &Context<'_>, unit: &mut Unit, out: &mut Out) {
+    pub(super) fn end_wrapped(
+        &mut self,
+        cx: &Context<'_>,
+        batch: &mut RequestBatch,
+        out: &mut Out,
+    ) {
         self.ask_xid_apart(cx, true, out);
         put_query("COMMIT", out);
-        self.slots.push(Ask::Query, To::Commit);
-        unit.has_sent_commit = true;
+        self.replies.push(SentMessage::Query, ReplyOwner::Commit);
+        batch.has_sent_commit = true;
     }
 }
 

@@ -1,25 +1,25 @@
-//! A unit of work of a client: one simple query, or messages of the extended protocol up to their `Sync`.
+//! Batch of requests: one simple query, or messages of the extended protocol up to their `Sync`.
 //!
-//! A session does one unit at a time. Invariant: [`Unit::bytes`] are the client's messages as they came, so
-//! that they can be sent again, or [`Unit::is_cut`] says that they are not.
+//! A session does one batch at a time. Invariant: [`RequestBatch::bytes`] are the client's messages as they came, so
+//! that they can be sent again, or [`RequestBatch::is_cut`] says that they are not.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
 
 use bytes::BytesMut;
 
-use super::super::sql::{Begin, Hint, Kind, Own, Statement, Verdict};
+use super::super::sql::{Begin, Hint, Kind, ProxyQuery, Statement, Verdict};
 use super::digest::Digest;
 use super::effects::Forgotten;
 use super::kept::Rows;
 use super::local::Durability;
 use super::prepared::{Needed, Prepared};
-use super::slots::Ask;
+use super::replies::SentMessage;
 
-/// A message of a unit that was not written to the server yet.
+/// A message of a batch that was not written to the server yet.
 #[derive(Debug)]
 pub struct Noted {
-    /// Where it ends in [`Unit::bytes`].
+    /// Where it ends in [`RequestBatch::bytes`].
     pub end: usize,
     /// What a `Parse`, `Bind`, `Describe` or `Close` names.
     pub prepared: Option<Arc<Prepared>>,
@@ -31,7 +31,7 @@ pub struct Noted {
     pub needs: Vec<Needed>,
 }
 
-/// What a unit does, as far as it is known.
+/// What a batch does, as far as it is known.
 #[derive(Debug, Default)]
 pub struct Facts {
     /// What it executes, in order.
@@ -74,12 +74,12 @@ pub struct Facts {
     /// What a comment asks for.
     pub hint: Option<Hint>,
     /// What it asks the proxy.
-    pub own: Option<Own>,
+    pub proxy_query: Option<ProxyQuery>,
 }
 
-/// A unit on its way.
+/// Batch of requests that is under way.
 #[derive(Debug, Default)]
-pub struct Unit {
+pub struct RequestBatch {
     /// The client's messages.
     pub bytes: BytesMut,
     /// Those that were not written to the server yet.
@@ -155,17 +155,17 @@ pub struct Unit {
     /// True if its commit waited until it was durable.
     pub durability: Durability,
     /// What the client was due when the server was lost.
-    pub due: Vec<Ask>,
+    pub due: Vec<SentMessage>,
     /// It commits a transaction block, as was known before it was prepared to run again.
     commits: bool,
 }
 
-impl Unit {
+impl RequestBatch {
     /// An empty one.
-    pub fn new(began_in: u8) -> Unit {
-        Unit {
+    pub fn new(began_in: u8) -> RequestBatch {
+        RequestBatch {
             began_in,
-            ..Unit::default()
+            ..RequestBatch::default()
         }
     }
 
@@ -173,7 +173,7 @@ impl Unit {
     pub fn executes(&mut self, statement: &Arc<Statement>, verdicts: &[Verdict]) {
         let facts = &mut self.facts;
         facts.hint = facts.hint.or(statement.hint);
-        facts.own = facts.own.or(statement.own);
+        facts.proxy_query = facts.proxy_query.or(statement.proxy_query);
         for (part, verdict) in statement.parts.iter().zip(verdicts) {
             facts.reaches_out |= verdict.reaches_out;
             facts.is_opaque |= verdict.is_opaque;

@@ -1,11 +1,11 @@
-//! A unit that fails by the proxy's word, and a transaction block that is left without a server.
+//! A batch that fails by the proxy's word, and a transaction block that is left without a server.
 //!
 //! As in PostgreSQL, a failed transaction block goes on until its client ends it.
 
 use bytes::{Bytes, BytesMut};
 
 use super::super::sql::Kind;
-use super::unit::Unit;
+use super::batch::RequestBatch;
 use super::{Effect, Out, Phase, Session, Wait};
 use protocol::frame::{self, Refusal};
 
@@ -16,48 +16,48 @@ pub struct Broken {
     untold: Option<Bytes>,
 }
 
-/// How a unit ends a broken block.
+/// How a batch ends a broken block.
 enum End {
     Commit,
     Rollback,
 }
 
 impl Session {
-    /// The unit fails with this, or the next one if none is under way.
-    pub(super) fn fail_unit(&mut self, refusal: &Refusal, out: &mut Out) {
+    /// The batch fails with this, or the next one if none is under way.
+    pub(super) fn fail_batch(&mut self, refusal: &Refusal, out: &mut Out) {
         if let Some(replay) = self.replay.take() {
-            // What is run again is nobody's unit: a client that does nothing hears of it with what it does next.
-            self.unit = replay.into_waiting();
+            // What is run again is nobody's batch: a client that does nothing hears of it with what it does next.
+            self.batch = replay.into_waiting();
         }
         if let Some(link) = self.link.take() {
             self.remember(&link, link.uncertain_epoch());
             self.link = Some(link);
         }
-        let unit = self.unit.take();
+        let batch = self.batch.take();
         let was_open = self.status != b'I';
-        let has_begun = unit.as_ref().is_some_and(|unit| unit.is_dispatched);
+        let has_begun = batch.as_ref().is_some_and(|batch| batch.is_dispatched);
         let is_on_standby = |link: &super::Server| link.epoch().is_none();
         // What the session has on its connection stays if nothing was begun there.
         if was_open
             || has_begun
-            || !self.slots.is_empty()
+            || !self.replies.is_empty()
             || self.link.as_deref().is_some_and(is_on_standby)
         {
             self.discard_link(out);
         }
-        let commits = unit.as_ref().is_some_and(|unit| unit.commits());
+        let commits = batch.as_ref().is_some_and(|batch| batch.commits());
         let stays_open = was_open && !commits;
         self.transaction = None;
-        self.keeps.end(false);
+        self.session_state.end(false);
         self.end_transaction();
-        let Some(mut unit) = unit else {
+        let Some(mut batch) = batch else {
             self.broken = was_open.then(|| Broken {
                 untold: Some(refusal.to_bytes()),
             });
             self.rest(out);
             return;
         };
-        if was_open && put_closed(&unit, &mut out.client) {
+        if was_open && put_closed(&batch, &mut out.client) {
             self.broken = Some(Broken {
                 untold: Some(refusal.to_bytes()),
             });
@@ -66,13 +66,13 @@ impl Session {
             self.broken = stays_open.then_some(Broken { untold: None });
             self.status = if stays_open { b'E' } else { b'I' };
         }
-        if unit.is_complete {
+        if batch.is_complete {
             frame::put_ready(&mut out.client, self.status);
             self.rest(out);
         } else {
-            unit.skips = true;
+            batch.skips = true;
             self.phase = Phase::Gathering;
-            self.unit = Some(unit);
+            self.batch = Some(batch);
         }
     }
 
@@ -81,7 +81,7 @@ impl Session {
         if self.link.take().is_some() {
             self.state = None;
             self.held_ready = None;
-            self.slots.clear();
+            self.replies.clear();
             out.server.clear();
             out.effects.push(Effect::Drop);
         }
@@ -89,7 +89,7 @@ impl Session {
 
     /// The `Sync` came that ends what is skipped.
     pub(super) fn end_skipping(&mut self, out: &mut Out) {
-        self.unit = None;
+        self.batch = None;
         frame::put_ready(&mut out.client, self.status);
         self.rest(out);
     }
@@ -98,7 +98,11 @@ impl Session {
     fn rest(&mut self, out: &mut Out) {
         self.phase = Phase::Idle;
         let is_between = self.status == b'I' && self.broken.is_none();
-        if is_between && self.keeps.listens() && self.link.is_none() && self.parked.is_none() {
+        if is_between
+            && self.session_state.listens()
+            && self.link.is_none()
+            && self.parked.is_none()
+        {
             self.phase = Phase::Waiting(Wait::Server);
             self.ask_for_active(out);
         }
@@ -106,17 +110,17 @@ impl Session {
 
     /// A `COMMIT` that became a rollback because something of ours had failed must not look like one that
     /// the client caused.
-    pub(super) fn pay_owed(&mut self, unit: &Unit, status: u8, out: &mut Out) {
-        if status != b'I' && !unit.facts.goes_on {
+    pub(super) fn pay_owed(&mut self, batch: &RequestBatch, status: u8, out: &mut Out) {
+        if status != b'I' && !batch.facts.goes_on {
             return;
         }
-        let owed = self.owed.take();
-        if !unit.facts.commits || !unit.was_rolled_back {
+        let deferred_error = self.deferred_error.take();
+        if !batch.facts.commits || !batch.was_rolled_back {
             return;
         }
-        if let Some(owed) = owed {
-            out.client.extend_from_slice(&owed);
-        } else if self.status == b'T' && !unit.has_failed {
+        if let Some(deferred_error) = deferred_error {
+            out.client.extend_from_slice(&deferred_error);
+        } else if self.status == b'T' && !batch.has_failed {
             tracing::warn!(
                 "a transaction was rolled back of which its client had heard of no error"
             );
@@ -126,16 +130,16 @@ impl Session {
         }
     }
 
-    /// Answers a unit of a block without a server.
+    /// Answers a batch of a block without a server.
     pub(super) fn answer_broken(&mut self, out: &mut Out) {
-        let (Some(mut unit), Some(broken)) = (self.unit.take(), &mut self.broken) else {
+        let (Some(mut batch), Some(broken)) = (self.batch.take(), &mut self.broken) else {
             return;
         };
-        let end = end_of(&unit);
-        if !put_closed(&unit, &mut out.client) {
+        let end = end_of(&batch);
+        if !put_closed(&batch, &mut out.client) {
             match (&end, broken.untold.take()) {
                 (Some(End::Commit), Some(untold)) => out.client.extend_from_slice(&untold),
-                (Some(_), _) => put_rollback(&unit, &mut out.client),
+                (Some(_), _) => put_rollback(&batch, &mut out.client),
                 (None, Some(untold)) => out.client.extend_from_slice(&untold),
                 (None, None) => Refusal::error(
                     "25P02",
@@ -148,20 +152,20 @@ impl Session {
         if end.is_some() {
             self.broken = None;
         }
-        if unit.is_complete {
+        if batch.is_complete {
             frame::put_ready(&mut out.client, self.status);
             self.rest(out);
         } else {
-            unit.skips = true;
+            batch.skips = true;
             self.phase = Phase::Gathering;
-            self.unit = Some(unit);
+            self.batch = Some(batch);
         }
     }
 }
 
-/// True if the unit does nothing but end the block.
-fn end_of(unit: &Unit) -> Option<End> {
-    let mut parts = unit.facts.statements.iter().flat_map(|all| &all.parts);
+/// True if the batch does nothing but end the block.
+fn end_of(batch: &RequestBatch) -> Option<End> {
+    let mut parts = batch.facts.statements.iter().flat_map(|all| &all.parts);
     let end = match parts.next()?.kind {
         Kind::Commit { chain: false } => End::Commit,
         Kind::Rollback { chain: false } => End::Rollback,
@@ -170,13 +174,13 @@ fn end_of(unit: &Unit) -> Option<End> {
     parts.next().is_none().then_some(end)
 }
 
-/// The answers to a unit that does nothing but close what was prepared; nothing, and no, to any other. PostgreSQL never fails
+/// The answers to a batch that does nothing but close what was prepared; nothing, and no, to any other. PostgreSQL never fails
 /// there, so drivers do not look: an error that is told there is not heard, and the client takes the end of the transaction for
 /// its commit.
-fn put_closed(unit: &Unit, out: &mut BytesMut) -> bool {
+fn put_closed(batch: &RequestBatch, out: &mut BytesMut) -> bool {
     let mut at = 0;
     let mut closes = 0;
-    while let Ok(Some((tag, len))) = frame::head(&unit.bytes[at..]) {
+    while let Ok(Some((tag, len))) = frame::head(&batch.bytes[at..]) {
         match tag {
             b'C' => closes += 1,
             b'S' | b'H' => {}
@@ -184,23 +188,23 @@ fn put_closed(unit: &Unit, out: &mut BytesMut) -> bool {
         }
         at += len;
     }
-    let had = unit.had.unwrap_or_default().frames;
-    for _ in had.max(unit.answered.frames)..closes {
+    let had = batch.had.unwrap_or_default().frames;
+    for _ in had.max(batch.answered.frames)..closes {
         frame::put(out, b'3', &[]);
     }
     at > 0
 }
 
-/// The answers to a unit that rolls a transaction back.
-fn put_rollback(unit: &Unit, out: &mut BytesMut) {
+/// The answers to a batch that rolls a transaction back.
+fn put_rollback(batch: &RequestBatch, out: &mut BytesMut) {
     let mut at = 0;
-    while let Ok(Some((tag, len))) = frame::head(&unit.bytes[at..]) {
+    while let Ok(Some((tag, len))) = frame::head(&batch.bytes[at..]) {
         match tag {
             b'P' => frame::put(out, b'1', &[]),
             b'B' => frame::put(out, b'2', &[]),
             b'C' => frame::put(out, b'3', &[]),
             b'D' => {
-                if unit.bytes.get(at + frame::HEADER_BYTES) == Some(&b'S') {
+                if batch.bytes.get(at + frame::HEADER_BYTES) == Some(&b'S') {
                     frame::put(out, b't', &[&[0, 0]]);
                 }
                 frame::put(out, b'n', &[]);

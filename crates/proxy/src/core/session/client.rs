@@ -1,4 +1,4 @@
-//! What a client sends: its messages become units.
+//! What a client sends: its messages become batches.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -7,13 +7,13 @@ use bytes::BytesMut;
 
 use super::super::flaw::Flaw;
 use super::super::sql::{Statement, Verdict};
+use super::batch::{Noted, RequestBatch};
 use super::prepared::Prepared;
-use super::slots::{Ask, To};
-use super::unit::{Noted, Unit};
+use super::replies::{ReplyOwner, SentMessage};
 use super::{Context, Effect, Out, Phase, Session};
 use protocol::frame::{self, Malformed, Refusal};
 
-/// A unit of the extended protocol that is longer goes to a server before its `Sync` is there.
+/// A batch of the extended protocol that is longer goes to a server before its `Sync` is there.
 const GATHER_BYTES: usize = 64 << 10;
 /// So does one that is not complete after this time.
 pub(in crate::core) const GATHER_TIME: Duration = Duration::from_millis(5);
@@ -50,7 +50,7 @@ impl Session {
                 }
             }
         }
-        if self.phase == Phase::Gathering && self.unit.as_ref().is_some_and(|unit| !unit.skips) {
+        if self.phase == Phase::Gathering && self.batch.as_ref().is_some_and(|batch| !batch.skips) {
             // More may come in a moment. If not, its client waits for an answer, which is due without a `Sync` as well.
             out.effects.push(Effect::Wake(GATHER_TIME));
         }
@@ -63,14 +63,14 @@ impl Session {
         out: &mut Out,
     ) -> Result<(), Malformed> {
         let tag = frame[0];
-        if self.unit.as_ref().is_some_and(|unit| unit.is_copying_in) {
+        if self.batch.as_ref().is_some_and(|batch| batch.is_copying_in) {
             self.copy_frame(cx, &frame, out);
             return Ok(());
         }
         match tag {
             b'X' => self.shut(out),
             b'Q' | b'F' | b'P' | b'B' | b'D' | b'E' | b'C' | b'H' | b'S' => {
-                self.unit_frame(cx, frame, out)?;
+                self.batch_frame(cx, frame, out)?;
             }
             // What is left of a COPY that the server has ended.
             b'd' | b'c' | b'f' | b'p' => self.late_copy_frame(&frame, out),
@@ -90,16 +90,16 @@ impl Session {
                 self.keep_frame(cx, frame);
                 out.server.extend_from_slice(frame);
                 if frame[0] != b'd'
-                    && let Some(mut unit) = self.unit.take()
+                    && let Some(mut batch) = self.batch.take()
                 {
-                    unit.is_copying_in = false;
-                    unit.has_ended_copy = true;
-                    unit.copies_ended += 1;
-                    unit.has_sent_commit |= unit.is_implicit();
-                    if unit.is_wrapped {
-                        self.end_wrapped(cx, &mut unit, out);
+                    batch.is_copying_in = false;
+                    batch.has_ended_copy = true;
+                    batch.copies_ended += 1;
+                    batch.has_sent_commit |= batch.is_implicit();
+                    if batch.is_wrapped {
+                        self.end_wrapped(cx, &mut batch, out);
                     }
-                    self.unit = Some(unit);
+                    self.batch = Some(batch);
                 }
             }
             b'X' => self.shut(out),
@@ -112,43 +112,43 @@ impl Session {
         }
     }
 
-    /// Appends to the unit a message that is already on its way, for the case that it must be sent again.
+    /// Appends to the batch a message that is already on its way, for the case that it must be sent again.
     fn keep_frame(&mut self, cx: &Context<'_>, frame: &[u8]) {
-        if let Some(unit) = &mut self.unit {
-            if unit.bytes.len() + frame.len() > cx.rules.replay_bytes {
-                unit.facts.cannot_repeat = true;
+        if let Some(batch) = &mut self.batch {
+            if batch.bytes.len() + frame.len() > cx.rules.replay_bytes {
+                batch.facts.cannot_repeat = true;
             } else {
-                unit.bytes.extend_from_slice(frame);
-                unit.written = unit.bytes.len();
+                batch.bytes.extend_from_slice(frame);
+                batch.written = batch.bytes.len();
             }
         }
     }
 
     /// Data for `COPY` that comes before the server asked for it, or after it has refused.
     fn late_copy_frame(&mut self, frame: &[u8], out: &mut Out) {
-        let Some(unit) = &mut self.unit else {
+        let Some(batch) = &mut self.batch else {
             return;
         };
         // After an error the server ignores it, and answers the next `Sync`.
-        if unit.is_simple || unit.skips || unit.has_failed {
+        if batch.is_simple || batch.skips || batch.has_failed {
             return;
         }
-        if !unit.is_dispatched {
+        if !batch.is_dispatched {
             let refusal =
                 Refusal::fatal("08P01", "data for COPY came before the server asked for it")
                     .hint("Wait for the answer to COPY, as libpq and other drivers do.");
             self.close(&refusal, out);
             return;
         }
-        unit.facts.cannot_repeat = true;
+        batch.facts.cannot_repeat = true;
         out.server.extend_from_slice(frame);
         if frame[0] != b'd' {
-            unit.copies_ended += 1;
-            self.slots.push(Ask::CopyEnd, To::Client);
+            batch.copies_ended += 1;
+            self.replies.push(SentMessage::CopyEnd, ReplyOwner::Client);
         }
     }
 
-    fn unit_frame(
+    fn batch_frame(
         &mut self,
         cx: &Context<'_>,
         frame: BytesMut,
@@ -156,31 +156,33 @@ impl Session {
     ) -> Result<(), Malformed> {
         let tag = frame[0];
         let status = self.status;
-        let unit = self.unit.get_or_insert_with(|| Box::new(Unit::new(status)));
-        if unit.skips {
+        let batch = self
+            .batch
+            .get_or_insert_with(|| Box::new(RequestBatch::new(status)));
+        if batch.skips {
             if tag == b'S' {
                 self.end_skipping(out);
             }
             return Ok(());
         }
-        if unit.has_failed && !unit.is_simple && tag != b'S' {
+        if batch.has_failed && !batch.is_simple && tag != b'S' {
             // The server would skip it, whatever it is.
             return Ok(());
         }
-        let is_first = unit.bytes.is_empty() && !unit.is_dispatched;
-        unit.is_simple |= matches!(tag, b'Q' | b'F') && is_first;
-        unit.is_complete |= matches!(tag, b'Q' | b'F' | b'S');
-        let end = if unit.bytes.is_empty() {
-            unit.bytes = frame;
-            unit.bytes.len()
+        let is_first = batch.bytes.is_empty() && !batch.is_dispatched;
+        batch.is_simple |= matches!(tag, b'Q' | b'F') && is_first;
+        batch.is_complete |= matches!(tag, b'Q' | b'F' | b'S');
+        let end = if batch.bytes.is_empty() {
+            batch.bytes = frame;
+            batch.bytes.len()
         } else {
-            unit.bytes.extend_from_slice(&frame);
-            unit.bytes.len()
+            batch.bytes.extend_from_slice(&frame);
+            batch.bytes.len()
         };
-        let start = unit.noted.back().map_or(unit.written, |last| last.end);
+        let start = batch.noted.back().map_or(batch.written, |last| last.end);
         self.note(cx, start, end)?;
         let is_enough =
-            matches!(tag, b'Q' | b'F' | b'S' | b'H') || end - start_of(&self.unit) > GATHER_BYTES;
+            matches!(tag, b'Q' | b'F' | b'S' | b'H') || end - start_of(&self.batch) > GATHER_BYTES;
         match self.phase {
             Phase::Running => {
                 self.write_noted(cx, out);
@@ -194,33 +196,33 @@ impl Session {
         Ok(())
     }
 
-    /// A unit whose end does not come is not kept for ever, for the case that it must be sent again.
+    /// A batch whose end does not come is not kept for ever, for the case that it must be sent again.
     fn forget_written(&mut self, cx: &Context<'_>) {
-        if let Some(unit) = &mut self.unit
-            && !unit.is_complete
-            && unit.bytes.len() > cx.rules.replay_bytes
+        if let Some(batch) = &mut self.batch
+            && !batch.is_complete
+            && batch.bytes.len() > cx.rules.replay_bytes
         {
-            unit.bytes = BytesMut::new();
-            unit.written = 0;
-            unit.is_cut = true;
-            if let Some(mut unit) = self.unit.take() {
-                self.note_completed(&mut unit);
-                self.unit = Some(unit);
+            batch.bytes = BytesMut::new();
+            batch.written = 0;
+            batch.is_cut = true;
+            if let Some(mut batch) = self.batch.take() {
+                self.note_completed(&mut batch);
+                self.batch = Some(batch);
             }
         }
     }
 
-    /// Finds out what the message between `start` and `end` of the unit names and does.
+    /// Finds out what the message between `start` and `end` of the batch names and does.
     pub(super) fn note(
         &mut self,
         cx: &Context<'_>,
         start: usize,
         end: usize,
     ) -> Result<(), Malformed> {
-        let Some(unit) = &mut self.unit else {
+        let Some(batch) = &mut self.batch else {
             return Ok(());
         };
-        let frame = &unit.bytes[start..end];
+        let frame = &batch.bytes[start..end];
         let body = frame::body(frame);
         let mut noted = Noted {
             end,
@@ -244,7 +246,8 @@ impl Session {
                 let (name, prepared) = Prepared::read(body, cx.statements, reading)?;
                 let prepared = Arc::new(prepared);
                 self.names.define(name, Some(prepared.clone()));
-                unit.facts.own = unit.facts.own.or(prepared.statement.own);
+                batch.facts.proxy_query =
+                    batch.facts.proxy_query.or(prepared.statement.proxy_query);
                 noted.prepared = Some(prepared);
             }
             b'B' => {
@@ -280,17 +283,17 @@ impl Session {
         if let Some(statement) = noted.statement.clone() {
             self.judge(cx, &statement, &mut noted);
         }
-        if let Some(unit) = &mut self.unit {
-            unit.noted.push_back(noted);
+        if let Some(batch) = &mut self.batch {
+            batch.noted.push_back(noted);
         }
         Ok(())
     }
 }
 
 impl Session {
-    /// What the catalog says of a statement of the unit.
+    /// What the catalog says of a statement of the batch.
     fn judge(&mut self, cx: &Context<'_>, statement: &Arc<Statement>, noted: &mut Noted) {
-        let Some(mut unit) = self.unit.take() else {
+        let Some(mut batch) = self.batch.take() else {
             return;
         };
         let verdicts: Vec<Verdict> = statement
@@ -298,12 +301,12 @@ impl Session {
             .iter()
             .map(|part| cx.catalog.judge(part))
             .collect();
-        unit.executes(statement, &verdicts);
-        self.forget_names(&mut unit, statement);
+        batch.executes(statement, &verdicts);
+        self.forget_names(&mut batch, statement);
         if cx.lacks(Flaw::ChainsOverlooked) {
-            (unit.facts.goes_on, unit.facts.is_alone) = (false, false);
+            (batch.facts.goes_on, batch.facts.is_alone) = (false, false);
         }
-        noted.may_write = unit.is_known_to_write;
+        noted.may_write = batch.is_known_to_write;
         for (part, verdict) in statement.parts.iter().zip(&verdicts) {
             // A function may write, whatever the statement is, and whatever the catalog said when it was read.
             noted.may_write |= match cx.lacks(Flaw::CatalogBelieved) {
@@ -314,12 +317,12 @@ impl Session {
                 noted.may_write = false;
             }
         }
-        unit.facts.writes |= noted.may_write;
-        self.unit = Some(unit);
+        batch.facts.writes |= noted.may_write;
+        self.batch = Some(batch);
     }
 }
 
-/// How much of the unit was written.
-fn start_of(unit: &Option<Box<Unit>>) -> usize {
-    unit.as_ref().map_or(0, |unit| unit.written)
+/// How much of the batch was written.
+fn start_of(batch: &Option<Box<RequestBatch>>) -> usize {
+    batch.as_ref().map_or(0, |batch| batch.written)
 }

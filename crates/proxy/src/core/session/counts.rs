@@ -6,7 +6,7 @@ use super::reason::REASONS;
 #[derive(Debug, Default, Clone, Copy, PartialEq, Eq)]
 pub struct Counts {
     /// Units that were answered.
-    pub units: u64,
+    pub batches: u64,
     /// Those that left no transaction open.
     pub transactions: u64,
     /// Those that a standby answered.
@@ -26,9 +26,9 @@ pub struct Counts {
 }
 
 impl Counts {
-    /// A unit was answered, with this status of its transaction.
+    /// A batch was answered, with this status of its transaction.
     pub(super) fn answered(&mut self, status: u8) {
-        self.units += 1;
+        self.batches += 1;
         self.transactions += u64::from(status == b'I');
     }
 }

@@ -1,15 +1,15 @@
-//! Writing a unit to the server in hand, with what the proxy adds to it.
+//! Writing a batch to the server in hand, with what the proxy adds to it.
 
 use bytes::Bytes;
 use postgres_protocol::message::frontend;
 
 use super::super::flaw::Flaw;
 use super::super::settings::join;
-use super::super::sql::{Kind, Part, Statement};
+use super::super::sql::{Kind, SingleStatement, Statement};
 use super::ask::XidState;
+use super::batch::{Noted, RequestBatch};
 use super::prepared::{Prepared, put_close, put_parse};
-use super::slots::{Ask, To};
-use super::unit::{Noted, Unit};
+use super::replies::{ReplyOwner, SentMessage};
 use super::{Context, Out, Phase, PoolMode, Role, Session, Wait};
 use protocol::frame;
 
@@ -36,9 +36,9 @@ impl Session {
         };
         let mut statements = Vec::new();
         if (self.status == b'I' || self.replay.is_some()) && !cx.lacks(Flaw::SettingsForgotten) {
-            statements.extend(link.set_up_text(&self.keeps.settings));
+            statements.extend(link.set_up_text(&self.session_state.settings));
             if !link.is_restored && link.epoch().is_some() {
-                statements.extend(self.keeps.restore());
+                statements.extend(self.session_state.restore());
             }
             link.is_restored = true;
         }
@@ -48,13 +48,13 @@ impl Session {
         }
         self.phase = Phase::Waiting(Wait::Setup);
         if statements.is_empty() {
-            self.slots.push(Ask::Sync, To::Setup);
+            self.replies.push(SentMessage::Sync, ReplyOwner::Setup);
             return;
         }
         if closes {
-            self.slots.push(Ask::Sync, To::Nobody);
+            self.replies.push(SentMessage::Sync, ReplyOwner::Nobody);
         }
-        link.is_set_up(&self.keeps.settings);
+        link.is_set_up(&self.session_state.settings);
         self.query_for_us(&join(&statements), out);
     }
 
@@ -64,7 +64,7 @@ impl Session {
             link.unnamed = None;
         }
         frame::put(&mut out.server, b'Q', &[text.as_bytes(), b"\0"]);
-        self.slots.push(Ask::Query, To::Setup);
+        self.replies.push(SentMessage::Query, ReplyOwner::Setup);
     }
 
     /// The server in hand has what the session has: do what it is there for.
@@ -74,35 +74,38 @@ impl Session {
             self.decide(cx, out);
         } else if self.replay.is_some() {
             self.replay_next(cx, out);
-        } else if self.unit.is_some() {
-            self.start_unit(cx, out);
+        } else if self.batch.is_some() {
+            self.start_batch(cx, out);
         } else {
             self.phase = Phase::Idle;
             self.release(cx, out);
         }
     }
 
-    /// Writes the unit from its beginning.
-    pub(super) fn start_unit(&mut self, cx: &Context<'_>, out: &mut Out) {
+    /// Writes the batch from its beginning.
+    pub(super) fn start_batch(&mut self, cx: &Context<'_>, out: &mut Out) {
         self.phase = Phase::Running;
-        let is_noted = self.unit.as_ref().is_none_or(|unit| !unit.noted.is_empty());
+        let is_noted = self
+            .batch
+            .as_ref()
+            .is_none_or(|batch| !batch.noted.is_empty());
         if !is_noted && let Err(error) = self.note_all(cx) {
             self.malformed(&error, out);
             return;
         }
         if self.has_unasked_writes && self.status == b'T' && self.wants_xid(cx) {
-            let is_simple = self.unit.as_ref().is_some_and(|unit| unit.is_simple);
+            let is_simple = self.batch.as_ref().is_some_and(|batch| batch.is_simple);
             self.ask_xid_apart(cx, is_simple, out);
         }
         self.write_noted(cx, out);
     }
 
-    /// Notes all messages of a unit that is run once more.
+    /// Notes all messages of a batch that is run once more.
     pub(super) fn note_all(&mut self, cx: &Context<'_>) -> Result<(), frame::Malformed> {
         self.recall_names();
         let mut start = 0;
-        while let Some(unit) = &self.unit {
-            let Some((_, len)) = frame::head(&unit.bytes[start..])? else {
+        while let Some(batch) = &self.batch {
+            let Some((_, len)) = frame::head(&batch.bytes[start..])? else {
                 break;
             };
             self.note(cx, start, start + len)?;
@@ -120,52 +123,58 @@ impl Session {
             }
             return;
         }
-        let Some(mut unit) = self.unit.take() else {
+        let Some(mut batch) = self.batch.take() else {
             return;
         };
-        while let Some(noted) = unit.noted.pop_front() {
-            self.write_frame(cx, &mut unit, &noted, out);
-            unit.written = noted.end;
-            unit.is_dispatched = true;
+        while let Some(noted) = batch.noted.pop_front() {
+            self.write_frame(cx, &mut batch, &noted, out);
+            batch.written = noted.end;
+            batch.is_dispatched = true;
         }
-        self.ask_state_along(cx, &unit, out);
-        self.unit = Some(unit);
+        self.ask_state_along(cx, &batch, out);
+        self.batch = Some(batch);
         self.flush_emits(out);
     }
 
-    fn write_frame(&mut self, cx: &Context<'_>, unit: &mut Unit, noted: &Noted, out: &mut Out) {
-        let (start, end) = (unit.written, noted.end);
-        self.lend(cx, noted, unit.is_simple, out);
-        match unit.bytes[start] {
-            b'Q' => self.write_query(cx, unit, noted, out),
+    fn write_frame(
+        &mut self,
+        cx: &Context<'_>,
+        batch: &mut RequestBatch,
+        noted: &Noted,
+        out: &mut Out,
+    ) {
+        let (start, end) = (batch.written, noted.end);
+        self.lend(cx, noted, batch.is_simple, out);
+        match batch.bytes[start] {
+            b'Q' => self.write_query(cx, batch, noted, out),
             b'P' | b'B' | b'D' | b'C' => {
-                let is_new = self.write_named(cx, unit, noted, out);
+                let is_new = self.write_named(cx, batch, noted, out);
                 if is_new && let Some(prepared) = &noted.prepared {
-                    self.note_prepared(unit, prepared);
+                    self.note_prepared(batch, prepared);
                 }
             }
-            b'E' => self.write_execute(cx, unit, noted, out),
+            b'E' => self.write_execute(cx, batch, noted, out),
             b'S' => {
                 let asks = self.has_unasked_writes && self.wants_xid(cx);
-                if asks && !unit.has_failed && !unit.facts.is_alone && !unit.facts.copies_in {
-                    self.ask_xid(cx, false, unit.is_implicit(), out);
+                if asks && !batch.has_failed && !batch.facts.is_alone && !batch.facts.copies_in {
+                    self.ask_xid(cx, false, batch.is_implicit(), out);
                 }
-                unit.has_sent_commit |= unit.is_implicit();
-                out.server.extend_from_slice(&unit.bytes[start..end]);
-                self.slots.push(Ask::Sync, To::Client);
+                batch.has_sent_commit |= batch.is_implicit();
+                out.server.extend_from_slice(&batch.bytes[start..end]);
+                self.replies.push(SentMessage::Sync, ReplyOwner::Client);
             }
             tag => {
-                out.server.extend_from_slice(&unit.bytes[start..end]);
+                out.server.extend_from_slice(&batch.bytes[start..end]);
                 if matches!(tag, b'c' | b'f') {
-                    unit.copies_ended += 1;
-                    if !unit.is_simple {
-                        self.slots.push(Ask::CopyEnd, To::Client);
+                    batch.copies_ended += 1;
+                    if !batch.is_simple {
+                        self.replies.push(SentMessage::CopyEnd, ReplyOwner::Client);
                     }
                 }
                 if tag == b'F' {
-                    self.note_execution(unit, noted);
-                    unit.has_sent_commit |= unit.is_implicit();
-                    self.slots.push(Ask::Query, To::Client);
+                    self.note_execution(batch, noted);
+                    batch.has_sent_commit |= batch.is_implicit();
+                    self.replies.push(SentMessage::Query, ReplyOwner::Client);
                 }
             }
         }
@@ -175,69 +184,76 @@ impl Session {
     fn write_named(
         &mut self,
         cx: &Context<'_>,
-        unit: &mut Unit,
+        batch: &mut RequestBatch,
         noted: &Noted,
         out: &mut Out,
     ) -> bool {
-        let frame = &unit.bytes[unit.written..noted.end];
+        let frame = &batch.bytes[batch.written..noted.end];
         if frame[0] == b'P' {
             return self.write_parse(cx, frame, noted, out);
         }
-        unit.named.extend(noted.prepared.clone());
+        batch.named.extend(noted.prepared.clone());
         match frame[0] {
-            b'B' if self.binds_again(unit, noted, out) => false,
+            b'B' if self.binds_again(batch, noted, out) => false,
             b'B' => self.write_bind(cx, frame, noted, out),
             _ => self.write_about(cx, frame, noted, out),
         }
     }
 
     /// A statement goes to the server: what does it mean for the transaction's id?
-    fn note_execution(&mut self, unit: &mut Unit, noted: &Noted) {
+    fn note_execution(&mut self, batch: &mut RequestBatch, noted: &Noted) {
         let Some(statement) = &noted.statement else {
             return;
         };
-        self.note_opaque(unit);
+        self.note_opaque(batch);
         self.has_unasked_writes |= noted.may_write;
-        self.may_have_notified |= unit.facts.may_notify;
-        let commits =
-            |part: &Part| matches!(part.kind, Kind::Commit { .. } | Kind::PrepareTransaction);
-        unit.has_sent_commit |= statement.parts.iter().any(commits);
+        self.may_have_notified |= batch.facts.may_notify;
+        let commits = |part: &SingleStatement| {
+            matches!(part.kind, Kind::Commit { .. } | Kind::PrepareTransaction)
+        };
+        batch.has_sent_commit |= statement.parts.iter().any(commits);
         // What comes behind the end of a transaction may commit by itself, as may what nobody understands.
-        unit.has_sent_commit |= unit.facts.goes_on && unit.facts.writes;
+        batch.has_sent_commit |= batch.facts.goes_on && batch.facts.writes;
         for part in &statement.parts {
             for effect in &part.effects {
-                self.forget_statements(unit, effect);
+                self.forget_statements(batch, effect);
             }
-            unit.written_parts += 1;
+            batch.written_parts += 1;
             self.commits_async |= part.commits_async;
-            unit.may_have_set |= part.may_set();
+            batch.may_have_set |= part.may_set();
             self.has_notified |= part.notifies();
         }
     }
 
-    fn write_query(&mut self, cx: &Context<'_>, unit: &mut Unit, noted: &Noted, out: &mut Out) {
-        let (start, end) = (unit.written, noted.end);
-        if self.queries_again(unit, noted, out) {
-            self.note_execution(unit, noted);
+    fn write_query(
+        &mut self,
+        cx: &Context<'_>,
+        batch: &mut RequestBatch,
+        noted: &Noted,
+        out: &mut Out,
+    ) {
+        let (start, end) = (batch.written, noted.end);
+        if self.queries_again(batch, noted, out) {
+            self.note_execution(batch, noted);
             return;
         }
-        self.note_execution(unit, noted);
+        self.note_execution(batch, noted);
         let asks = self.has_unasked_writes && self.wants_xid(cx);
         let is_wrappable = noted
             .statement
             .as_ref()
             .is_some_and(|statement| is_wrappable(statement));
-        if asks && unit.is_implicit() && unit.is_simple && !unit.facts.is_alone && is_wrappable {
-            self.write_wrapped(cx, unit, end, out);
+        if asks && batch.is_implicit() && batch.is_simple && !batch.facts.is_alone && is_wrappable {
+            self.write_wrapped(cx, batch, end, out);
             return;
         }
         if let Some(link) = &mut self.link {
             link.unnamed = None;
         }
-        unit.has_sent_commit |= unit.is_implicit();
-        out.server.extend_from_slice(&unit.bytes[start..end]);
-        self.slots.push(Ask::Query, To::Client);
-        if asks && unit.began_in == b'T' && !unit.facts.ends && !unit.facts.copies_in {
+        batch.has_sent_commit |= batch.is_implicit();
+        out.server.extend_from_slice(&batch.bytes[start..end]);
+        self.replies.push(SentMessage::Query, ReplyOwner::Client);
+        if asks && batch.began_in == b'T' && !batch.facts.ends && !batch.facts.copies_in {
             self.ask_xid_apart(cx, true, out);
         }
     }
@@ -263,20 +279,23 @@ impl Session {
         if name.is_empty() {
             link.unnamed = Some(prepared.shared_name.clone());
             out.server.extend_from_slice(frame);
-            self.slots.push(Ask::Parse(None), To::Client);
+            self.replies
+                .push(SentMessage::Parse(None), ReplyOwner::Client);
         } else if !is_shared {
             link.prepared.insert(name);
             out.server.extend_from_slice(frame);
-            self.slots.push(Ask::Parse(Some(name.into())), To::Client);
+            self.replies
+                .push(SentMessage::Parse(Some(name.into())), ReplyOwner::Client);
         } else {
             let name = prepared.name_where(link.reported.reading());
             if !link.prepared.insert(&name) {
                 // It may have been made of a table or a type that is another one now.
                 put_close(&name, out);
-                self.slots.push(Ask::Close, To::Nobody);
+                self.replies.push(SentMessage::Close, ReplyOwner::Nobody);
             }
             put_parse(&name, &prepared.definition, out);
-            self.slots.push(Ask::Parse(Some(name.into())), To::Client);
+            self.replies
+                .push(SentMessage::Parse(Some(name.into())), ReplyOwner::Client);
             return true;
         }
         false
@@ -299,7 +318,8 @@ impl Session {
             if link.unnamed.as_ref() != Some(&prepared.shared_name) {
                 link.unnamed = Some(prepared.shared_name.clone());
                 put_parse("", &prepared.definition, out);
-                self.slots.push(Ask::Parse(None), To::Nobody);
+                self.replies
+                    .push(SentMessage::Parse(None), ReplyOwner::Nobody);
             }
             return (name.into(), false);
         }
@@ -311,8 +331,8 @@ impl Session {
         let is_new = link.prepared.insert(&on_server);
         if is_new {
             put_parse(&on_server, &prepared.definition, out);
-            let ask = Ask::Parse(Some(on_server.clone()));
-            self.slots.push(ask, To::Nobody);
+            let ask = SentMessage::Parse(Some(on_server.clone()));
+            self.replies.push(ask, ReplyOwner::Nobody);
         }
         (on_server, is_new && is_shared)
     }
@@ -336,7 +356,7 @@ impl Session {
         } else {
             out.server.extend_from_slice(frame);
         }
-        self.slots.push(Ask::Bind, To::Client);
+        self.replies.push(SentMessage::Bind, ReplyOwner::Client);
         is_new
     }
 
@@ -352,9 +372,9 @@ impl Session {
         let (kind, rest) = (frame::body(frame)[0], &frame::body(frame)[1..]);
         let name = frame::name(rest).map_or("", |(name, _)| name);
         let ask = match (is_close, kind) {
-            (true, _) => Ask::Close,
-            (false, b'S') => Ask::DescribeStatement,
-            (false, _) => Ask::Describe,
+            (true, _) => SentMessage::Close,
+            (false, b'S') => SentMessage::DescribeStatement,
+            (false, _) => SentMessage::Describe,
         };
         if kind == b'S'
             && let Some(prepared) = &noted.prepared
@@ -362,7 +382,8 @@ impl Session {
             let is_shared = self.is_shared(cx) && !name.is_empty();
             if is_close && is_shared {
                 let answer = Bytes::from_static(CLOSE_COMPLETE);
-                self.slots.push(Ask::Emit(answer), To::Client);
+                self.replies
+                    .push(SentMessage::Emit(answer), ReplyOwner::Client);
                 return false;
             }
             if is_close && let Some(link) = &mut self.link {
@@ -375,30 +396,37 @@ impl Session {
                 let (on_server, is_new) = self.ensure_prepared(cx, name, prepared, out);
                 let pieces = [b"S".as_slice(), on_server.as_bytes(), b"\0"];
                 frame::put(&mut out.server, b'D', &pieces);
-                self.slots.push(Ask::DescribeStatement, To::Client);
+                self.replies
+                    .push(SentMessage::DescribeStatement, ReplyOwner::Client);
                 return is_new;
             }
         }
         out.server.extend_from_slice(frame);
-        self.slots.push(ask, To::Client);
+        self.replies.push(ask, ReplyOwner::Client);
         false
     }
 
-    fn write_execute(&mut self, cx: &Context<'_>, unit: &mut Unit, noted: &Noted, out: &mut Out) {
+    fn write_execute(
+        &mut self,
+        cx: &Context<'_>,
+        batch: &mut RequestBatch,
+        noted: &Noted,
+        out: &mut Out,
+    ) {
         let commits = noted.statement.as_ref().is_some_and(|statement| {
-            let commits = |part: &Part| matches!(part.kind, Kind::Commit { .. });
+            let commits = |part: &SingleStatement| matches!(part.kind, Kind::Commit { .. });
             statement.parts.iter().any(commits)
         });
         if commits && self.has_unasked_writes && self.wants_xid(cx) {
             self.ask_xid(cx, false, true, out);
-        } else if commits && unit.facts.statements.len() > 1 && self.xid != XidState::NotAsked {
+        } else if commits && batch.facts.statements.len() > 1 && self.xid != XidState::NotAsked {
             // What comes before it is answered before it commits: those answers cannot be made up afterwards.
             frontend::flush(&mut out.server);
         }
-        self.note_execution(unit, noted);
+        self.note_execution(batch, noted);
         out.server
-            .extend_from_slice(&unit.bytes[unit.written..noted.end]);
-        self.slots.push(Ask::Execute, To::Client);
+            .extend_from_slice(&batch.bytes[batch.written..noted.end]);
+        self.replies.push(SentMessage::Execute, ReplyOwner::Client);
     }
 
     /// The transaction's id is known, or that it has none.

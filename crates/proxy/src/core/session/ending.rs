@@ -5,14 +5,14 @@
 //! decided; and no statement is tried for ever on a server that says the same again and again.
 
 use super::super::sql::Kind;
-use super::unit::Unit;
+use super::batch::RequestBatch;
 use super::{Context, Session};
 use protocol::frame::ErrorFields;
 
 /// `idle_in_transaction_session_timeout`, `transaction_timeout` and `idle_session_timeout`, which a session sets for itself.
 pub(super) const TIMEOUTS: &[&[u8]] = &[b"25P03", b"25P04", b"57P05"];
 
-/// So often in a row a unit is tried on servers that end its connection.
+/// So often in a row a batch is tried on servers that end its connection.
 const TRIES: u8 = 8;
 
 /// Functions of PostgreSQL's that read and write its own files: their failure has no code of its own if the files have gone.
@@ -64,8 +64,8 @@ impl Session {
         if fields.severity == b"PANIC" {
             return Ending::Loss;
         }
-        let asks = |unit: &Unit| {
-            let mut parts = unit.facts.statements.iter().flat_map(|all| &all.parts);
+        let asks = |batch: &RequestBatch| {
+            let mut parts = batch.facts.statements.iter().flat_map(|all| &all.parts);
             parts.any(|part| {
                 part.calls
                     .iter()
@@ -73,7 +73,7 @@ impl Session {
             })
         };
         match fields.code {
-            b"57P01" if self.unit.as_deref().is_some_and(asks) => Ending::Answer,
+            b"57P01" if self.batch.as_deref().is_some_and(asks) => Ending::Answer,
             b"57P01" => Ending::Terminated,
             code if TIMEOUTS.contains(&code) => Ending::Answer,
             // The database is dropped.
@@ -91,10 +91,10 @@ impl Session {
     pub(super) fn is_dying_word(&self, cx: &Context<'_>, fields: &ErrorFields<'_>) -> bool {
         let is_storage =
             is_storage(fields) || matches!(fields.code, b"57P01" | b"57P02" | b"57P03");
-        let Some(unit) = self.unit.as_deref().filter(|_| is_storage) else {
+        let Some(batch) = self.batch.as_deref().filter(|_| is_storage) else {
             return false;
         };
-        let mut parts = unit.facts.statements.iter().flat_map(|all| &all.parts);
+        let mut parts = batch.facts.statements.iter().flat_map(|all| &all.parts);
         let names_files = parts.any(|part| {
             part.may_act_outside
                 || part.runs_unseen
@@ -106,13 +106,13 @@ impl Session {
                     .iter()
                     .any(|name| !cx.catalog.may_run_again(name))
         });
-        !names_files && unit.losses < TRIES
+        !names_files && batch.losses < TRIES
     }
 
-    /// True if the unit under way was lost so often that it had better end.
+    /// True if the batch under way was lost so often that it had better end.
     pub(super) fn is_lost_too_often(&self) -> bool {
-        self.unit
+        self.batch
             .as_deref()
-            .is_some_and(|unit| unit.losses >= TRIES)
+            .is_some_and(|batch| batch.losses >= TRIES)
     }
 }

@@ -15,12 +15,12 @@ const HELD_BYTES: usize = 64 << 10;
 impl Session {
     /// An answer that is the client's: now, or when its commit is known.
     pub(super) fn emit(&mut self, bytes: &[u8], out: &mut Out) {
-        if let Some(unit) = &mut self.unit
+        if let Some(batch) = &mut self.batch
             && self.phase == Phase::Running
-            && unit.holds_back()
-            && unit.held.len() + bytes.len() <= HELD_BYTES
+            && batch.holds_back()
+            && batch.held.len() + bytes.len() <= HELD_BYTES
         {
-            unit.held.extend_from_slice(bytes);
+            batch.held.extend_from_slice(bytes);
             return;
         }
         self.tell_held(out);
@@ -29,7 +29,7 @@ impl Session {
 
     /// Tells the answers that were held back.
     pub(super) fn tell_held(&mut self, out: &mut Out) {
-        let held = self.unit.as_mut().map(|unit| unit.held.split().freeze());
+        let held = self.batch.as_mut().map(|batch| batch.held.split().freeze());
         self.tell_all(&held.unwrap_or_default(), out);
     }
 
@@ -43,17 +43,17 @@ impl Session {
 
     /// An answer that is the client's: to the client, or into a digest only.
     fn tell(&mut self, bytes: &[u8], out: &mut Out) {
-        let Some(unit) = &mut self.unit else {
+        let Some(batch) = &mut self.batch else {
             return;
         };
-        unit.answered.add(bytes);
-        if self.phase == Phase::Replaying || Session::tell_cancelled(unit, bytes[0], out) {
+        batch.answered.add(bytes);
+        if self.phase == Phase::Replaying || Session::tell_cancelled(batch, bytes[0], out) {
             return;
         }
-        if let Some(had) = unit.had {
-            if unit.answered.frames == had.frames {
-                unit.differs = unit.answered != had;
-                unit.had = None;
+        if let Some(had) = batch.had {
+            if batch.answered.frames == had.frames {
+                batch.differs = batch.answered != had;
+                batch.had = None;
             }
             return;
         }

@@ -18,9 +18,9 @@ use super::super::outcome::{self, Judgement, Xid};
 use super::super::topology::{Address, ServerRun, Topology};
 use super::Server;
 
-/// What is known of the server of a connection to the active.
+/// Server of a lost connection to the active, as far as it is known.
 #[derive(Debug, Clone)]
-pub struct Whereabouts {
+pub struct LostServer {
     /// The epoch that it was taken for.
     pub epoch: Epoch,
     address: Option<Address>,
@@ -28,13 +28,13 @@ pub struct Whereabouts {
     is_certain: bool,
 }
 
-/// A commit whose answer did not come.
+/// Commit whose reply did not come.
 #[derive(Debug)]
-pub struct Doubt {
+pub struct InDoubtCommit {
     /// The transaction's id.
     pub xid: Xid,
     /// Where it ran.
-    pub ran_on: Whereabouts,
+    pub ran_on: LostServer,
     proof: Proof,
 }
 
@@ -47,10 +47,10 @@ enum Proof {
     There,
 }
 
-impl Whereabouts {
+impl LostServer {
     /// Of a connection to the active; `None` of a standby.
-    pub fn of(server: &Server) -> Option<Whereabouts> {
-        Some(Whereabouts {
+    pub fn of(server: &Server) -> Option<LostServer> {
+        Some(LostServer {
             epoch: server.epoch()?,
             address: server.address.clone(),
             run: server.run,
@@ -59,10 +59,10 @@ impl Whereabouts {
     }
 }
 
-impl Doubt {
+impl InDoubtCommit {
     /// Nothing is known but where it ran.
-    pub fn new(xid: Xid, ran_on: Whereabouts) -> Doubt {
-        Doubt {
+    pub fn new(xid: Xid, ran_on: LostServer) -> InDoubtCommit {
+        InDoubtCommit {
             xid,
             ran_on,
             proof: Proof::Missing,
@@ -104,7 +104,7 @@ impl Doubt {
     }
 
     /// What can be said before `now`, the active at hand, is asked.
-    pub fn judge(&self, now: &Whereabouts, topology: &Topology) -> Judgement {
+    pub fn judge(&self, now: &LostServer, topology: &Topology) -> Judgement {
         let lost = &self.ran_on;
         let is_same_run = lost.run.is_some() && lost.run == now.run;
         match outcome::judge(self.xid, lost.epoch, now.epoch, &topology.horizons) {
@@ -136,8 +136,8 @@ mod tests {
     use super::super::super::topology::News;
     use super::*;
 
-    fn server(epoch: u32, address: &str, run: Option<i64>, is_certain: bool) -> Whereabouts {
-        Whereabouts {
+    fn server(epoch: u32, address: &str, run: Option<i64>, is_certain: bool) -> LostServer {
+        LostServer {
             epoch: Epoch(epoch),
             address: Some(address.into()),
             run: run.map(ServerRun),
@@ -161,8 +161,8 @@ mod tests {
         topology
     }
 
-    fn judged(xid: u64, ran_on: &Whereabouts, now: &Whereabouts, topology: &Topology) -> Judgement {
-        Doubt::new(Xid(xid), ran_on.clone()).judge(now, topology)
+    fn judged(xid: u64, ran_on: &LostServer, now: &LostServer, topology: &Topology) -> Judgement {
+        InDoubtCommit::new(Xid(xid), ran_on.clone()).judge(now, topology)
     }
 
     /// The node of epoch 1 is active again in epoch 2, before the proxy hears of it: what it commits has a number above the
@@ -171,7 +171,7 @@ mod tests {
     fn a_commit_on_a_server_that_was_started_again_is_not_taken_for_undone() {
         let topology = topology(2, "a");
         let now = server(2, "a", Some(8), true);
-        let judged = |xid, ran_on: &Whereabouts| judged(xid, ran_on, &now, &topology);
+        let judged = |xid, ran_on: &LostServer| judged(xid, ran_on, &now, &topology);
         let unsure = server(1, "a", Some(8), false);
         assert_eq!(judged(150, &unsure), Judgement::Unknown);
         let older = server(1, "a", Some(7), false);
@@ -203,7 +203,7 @@ mod tests {
     fn where_it_may_have_run_ahead_of_all_news_the_active_must_prove_itself() {
         let ran_on = server(1, "a", Some(7), false);
         let now = server(2, "b", Some(9), true);
-        let mut doubt = Doubt::new(Xid(150), ran_on);
+        let mut doubt = InDoubtCommit::new(Xid(150), ran_on);
         let judged = doubt.judge(&now, &topology(2, "b"));
         assert_eq!(judged, Judgement::NotCommitted);
         assert!(doubt.needs_proof(judged));
@@ -215,7 +215,7 @@ mod tests {
         doubt.forget_proof();
         assert!(doubt.needs_proof(judged));
         assert!(!doubt.needs_proof(Judgement::Ask), "the number says enough");
-        let certain = Doubt::new(Xid(150), server(1, "a", Some(7), true));
+        let certain = InDoubtCommit::new(Xid(150), server(1, "a", Some(7), true));
         assert!(!certain.needs_proof(judged));
     }
 
@@ -223,7 +223,7 @@ mod tests {
     #[test]
     fn another_run_of_the_server_is_asked_only_if_its_epoch_is_certain() {
         let topology = topology(2, "a");
-        let judged = |ran_on: &Whereabouts, now: &Whereabouts| judged(150, ran_on, now, &topology);
+        let judged = |ran_on: &LostServer, now: &LostServer| judged(150, ran_on, now, &topology);
         let [one, other] = [7, 8].map(|run| server(2, "a", Some(run), false));
         assert_eq!(judged(&one, &one), Judgement::Ask);
         assert_eq!(judged(&one, &other), Judgement::Unknown);

@@ -9,13 +9,13 @@ use bytes::{Bytes, BytesMut};
 use super::super::sql::kept::{self, Again, Column, Place, Row};
 use protocol::frame;
 
-/// Rows of one unit that are longer in all are not kept.
+/// Rows of one batch that are longer in all are not kept.
 const LIMIT_BYTES: usize = 64 << 10;
 
-/// Rows that the statements of a unit told, and the columns that they have.
+/// Rows that the statements of a batch told, and the columns that they have.
 #[derive(Debug, Default, Clone)]
 pub struct Rows {
-    /// Each with the number of its statement in the unit.
+    /// Each with the number of its statement in the batch.
     rows: Vec<(usize, Bytes)>,
     columns: Vec<(usize, Bytes)>,
     bytes: usize,

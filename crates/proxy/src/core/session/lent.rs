@@ -4,14 +4,14 @@
 //! names it the server is given the statement under the client's name as well, in the same packet. What drivers deallocate in
 //! SQL was an error otherwise, and the end of an open transaction.
 //!
-//! Invariant: a client's name is on such a server up to the next unit, and nobody else meets it there.
+//! Invariant: a client's name is on such a server up to the next batch, and nobody else meets it there.
 
 use bytes::Bytes;
 
 use super::super::sql::{Effect as Does, Statement};
+use super::batch::Noted;
 use super::prepared::{Needed, put_close, put_parse};
-use super::slots::{Ask, To};
-use super::unit::Noted;
+use super::replies::{ReplyOwner, SentMessage};
 use super::{Context, Out, Session};
 use protocol::frame;
 
@@ -28,7 +28,7 @@ impl Session {
             };
             let definition = self.names.definition(name)?;
             let is_executed = matches!(effect, Does::Execute(_));
-            (!self.keeps.has_prepared(name)).then(|| Needed {
+            (!self.session_state.has_prepared(name)).then(|| Needed {
                 name: name.clone(),
                 definition: match is_executed {
                     true => definition.clone(),
@@ -52,14 +52,15 @@ impl Session {
         for Needed { name, definition } in &noted.needs {
             link.prepared.insert(name);
             put_close(name, out);
-            self.slots.push(Ask::Close, To::Nobody);
+            self.replies.push(SentMessage::Close, ReplyOwner::Nobody);
             put_parse(name, definition, out);
-            self.slots.push(Ask::Parse(Some(name.clone())), To::Nobody);
+            self.replies
+                .push(SentMessage::Parse(Some(name.clone())), ReplyOwner::Nobody);
         }
         if is_simple {
             // A simple query would be ignored behind an error.
             frame::put(&mut out.server, b'S', &[]);
-            self.slots.push(Ask::Sync, To::Nobody);
+            self.replies.push(SentMessage::Sync, ReplyOwner::Nobody);
         }
     }
 }

@@ -9,15 +9,15 @@
 //! if the wait was cut short. So the question is a small commit itself where commits wait: it is behind the one that is
 //! asked about, and answered when both are durable.
 //!
-//! Invariant: once the warning has come, the client is not told that this unit is done; it is told once that nobody
-//! knows, and what else the server answers of this unit is swallowed. If it asks for data, it gets none: the client, which
+//! Invariant: once the warning has come, the client is not told that this batch is done; it is told once that nobody
+//! knows, and what else the server answers of this batch is swallowed. If it asks for data, it gets none: the client, which
 //! has its answer, would not send any.
 
 use postgres_protocol::message::frontend;
 
 use super::super::outcome::Xid;
-use super::slots::{Ask, To};
-use super::unit::Unit;
+use super::batch::RequestBatch;
+use super::replies::{ReplyOwner, SentMessage};
 use super::{Out, Session};
 use protocol::frame::{self, Refusal};
 
@@ -37,7 +37,7 @@ pub(super) fn status_query(xid: Xid) -> String {
     )
 }
 
-/// What has become of a unit's commit.
+/// What has become of a batch's commit.
 #[derive(Debug, Default, Clone, Copy, PartialEq, Eq)]
 pub enum Durability {
     /// Nothing was said against it.
@@ -55,51 +55,51 @@ impl Session {
         if frame::error_fields(bytes).routine != WAITS {
             return;
         }
-        if let Some(unit) = &mut self.unit
-            && unit.durability == Durability::Waited
+        if let Some(batch) = &mut self.batch
+            && batch.durability == Durability::Waited
         {
-            unit.durability = Durability::Cancelled;
+            batch.durability = Durability::Cancelled;
         }
     }
 
-    /// Tells the client in place of an answer to a unit, if its commit did not wait; whether the answer is dealt with.
-    pub(super) fn tell_cancelled(unit: &mut Unit, tag: u8, out: &mut Out) -> bool {
-        match unit.durability {
+    /// Tells the client in place of an answer to a batch, if its commit did not wait; whether the answer is dealt with.
+    pub(super) fn tell_cancelled(batch: &mut RequestBatch, tag: u8, out: &mut Out) -> bool {
+        match batch.durability {
             Durability::Waited => false,
             // What comes before the end of a statement is its answer.
             Durability::Cancelled if tag != b'C' => false,
             Durability::Cancelled => {
-                Session::tell_unit_cancelled(unit, out);
+                Session::tell_batch_cancelled(batch, out);
                 true
             }
             Durability::Told => true,
         }
     }
 
-    /// The same at the end of a unit, of which nothing else has told.
-    pub(super) fn tell_unit_cancelled(unit: &mut Unit, out: &mut Out) {
-        if unit.durability == Durability::Cancelled {
-            unit.durability = Durability::Told;
+    /// The same at the end of a batch, of which nothing else has told.
+    pub(super) fn tell_batch_cancelled(batch: &mut RequestBatch, out: &mut Out) {
+        if batch.durability == Durability::Cancelled {
+            batch.durability = Durability::Told;
             refusal().put(&mut out.client);
         }
     }
 
     /// The server asks for data behind such a commit, if the client was told: it has to go on without, up to the end of the
-    /// unit.
+    /// batch.
     pub(super) fn refuse_data(&mut self, out: &mut Out) {
-        let Some(unit) = &mut self.unit else {
+        let Some(batch) = &mut self.batch else {
             return;
         };
-        if unit.durability != Durability::Told
+        if batch.durability != Durability::Told
             || frontend::copy_fail(NO_DATA, &mut out.server).is_err()
         {
             return;
         }
-        unit.copies_ended += 1;
+        batch.copies_ended += 1;
         // The `Sync` that was there is ignored; one that is to come is not.
-        if unit.is_complete && !unit.is_simple {
+        if batch.is_complete && !batch.is_simple {
             frontend::sync(&mut out.server);
-            self.slots.push(Ask::Sync, To::Client);
+            self.replies.push(SentMessage::Sync, ReplyOwner::Client);
         }
     }
 }

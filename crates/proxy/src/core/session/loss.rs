@@ -8,17 +8,17 @@ use super::super::flaw::Flaw;
 use super::super::outcome::{self, Judgement, XactStatus};
 use super::answers::lost_answers;
 use super::ask::XidState;
-use super::doubt::{Doubt, Whereabouts};
+use super::batch::RequestBatch;
+use super::in_doubt::{InDoubtCommit, LostServer};
 use super::local::{self, Durability};
 use super::reason::Reason;
-use super::unit::Unit;
 use super::{Context, Effect, Out, Phase, Role, Server, Session};
 use protocol::frame::{self, Refusal};
 
 /// How often a transaction is asked about that still ends.
 const ASK_AGAIN: Duration = Duration::from_millis(50);
 
-/// How a unit stands when its server is gone.
+/// How a batch stands when its server is gone.
 enum Fate {
     /// Nothing was under way.
     Nothing,
@@ -52,25 +52,25 @@ impl Session {
         }
         // What is due stays so while it is found out whether it may be told, by however many servers.
         if self.in_doubt.is_none()
-            && let Some(unit) = &mut self.unit
+            && let Some(batch) = &mut self.batch
         {
-            unit.due = self.slots.of_client().cloned().collect();
+            batch.due = self.replies.of_client().cloned().collect();
         }
-        self.slots.clear();
+        self.replies.clear();
         if server.epoch().is_none() {
             self.lost_standby(cx, out);
             return;
         }
         self.lost_epoch = server.epoch();
-        self.lost = Whereabouts::of(&server);
+        self.lost = LostServer::of(&server);
         let fate = self.fate();
         if matches!(fate, Fate::InDoubt) && !cx.lacks(Flaw::LossForgets) {
             self.seen.on_doubt();
         }
-        if self.keeps.cannot_move() {
+        if self.session_state.cannot_move() {
             match fate {
                 Fate::InDoubt => self.tell_lost_in_doubt(out),
-                _ => self.tell_lost_bonds(out),
+                _ => self.tell_lost_affinities(out),
             }
             return;
         }
@@ -84,8 +84,8 @@ impl Session {
         match fate {
             Fate::InDoubt => self.doubt(cx, out),
             Fate::Open => {
-                if let Some(unit) = &mut self.unit {
-                    unit.again();
+                if let Some(batch) = &mut self.batch {
+                    batch.again();
                 }
                 self.counts.replayed += u64::from(self.status == b'I');
                 self.run_again(cx, out);
@@ -97,9 +97,9 @@ impl Session {
                 }
                 // What it names is looked up again when the transaction before it has run again.
                 if self.status != b'I'
-                    && let Some(unit) = &mut self.unit
+                    && let Some(batch) = &mut self.batch
                 {
-                    unit.again();
+                    batch.again();
                 }
                 self.run_again(cx, out);
             }
@@ -111,13 +111,13 @@ impl Session {
     /// the transaction, what the session reads next must not be older. An active was `taken_for` that of an epoch, if that is
     /// not certain.
     pub(super) fn remember(&mut self, server: &Server, taken_for: Option<Epoch>) {
-        let unit = self.unit.as_deref();
+        let batch = self.batch.as_deref();
         let is_open = self.status != b'I' || self.transaction.is_some();
         match &server.role {
-            Role::Active(_) if is_open || unit.is_some_and(|unit| unit.is_dispatched) => {
+            Role::Active(_) if is_open || batch.is_some_and(|batch| batch.is_dispatched) => {
                 self.seen.on_active(taken_for);
             }
-            Role::Standby(name) if is_open || unit.is_some_and(Unit::has_answered) => {
+            Role::Standby(name) if is_open || batch.is_some_and(RequestBatch::has_answered) => {
                 self.seen.on_standby(name, server.run);
             }
             _ => {}
@@ -127,24 +127,24 @@ impl Session {
     fn lost_idle(&mut self, cx: &Context<'_>, out: &mut Out) {
         if self.status != b'I' {
             self.run_again(cx, out);
-        } else if self.keeps.listens() {
+        } else if self.session_state.listens() {
             self.acquire_active(cx, out);
         } else {
-            // Its next unit finds another server.
+            // Its next batch finds another server.
             self.last_words = None;
             self.phase = Phase::Idle;
         }
     }
 
     fn lost_standby(&mut self, cx: &Context<'_>, out: &mut Out) {
-        match &mut self.unit {
-            Some(unit) if unit.is_streamed => {
+        match &mut self.batch {
+            Some(batch) if batch.is_streamed => {
                 self.fail_transaction(Reason::LargeAnswer, out);
                 return;
             }
-            Some(unit) if unit.is_dispatched => {
-                unit.again();
-                unit.avoids_standbys = true;
+            Some(batch) if batch.is_dispatched => {
+                batch.again();
+                batch.avoids_standbys = true;
             }
             Some(_) => {}
             None if self.status == b'I' => {
@@ -176,29 +176,29 @@ impl Session {
         }
     }
 
-    /// Why running the unit once more would do harm, or nobody could tell what the client has had.
+    /// Why running the batch once more would do harm, or nobody could tell what the client has had.
     pub(super) fn cannot_run_again(&self) -> Option<Reason> {
-        // The facts of a unit that is prepared to run again are gone, but for these.
-        match self.unit.as_deref()? {
-            unit if unit.is_streamed => Some(Reason::LargeAnswer),
-            unit if unit.is_cut => Some(Reason::LongStatements),
-            unit if unit.must_not_repeat => Some(Reason::Effects),
+        // The facts of a batch that is prepared to run again are gone, but for these.
+        match self.batch.as_deref()? {
+            batch if batch.is_streamed => Some(Reason::LargeAnswer),
+            batch if batch.is_cut => Some(Reason::LongStatements),
+            batch if batch.must_not_repeat => Some(Reason::Effects),
             _ => None,
         }
     }
 
-    /// How the unit stands.
+    /// How the batch stands.
     fn fate(&self) -> Fate {
-        let Some(unit) = &self.unit else {
+        let Some(batch) = &self.batch else {
             return Fate::Nothing;
         };
         if self.phase == Phase::Replaying {
             return Fate::Open;
         }
-        if !unit.is_dispatched {
+        if !batch.is_dispatched {
             return Fate::NotBegun;
         }
-        if may_have_committed(unit, self.has_written(unit)) {
+        if may_have_committed(batch, self.has_written(batch)) {
             Fate::InDoubt
         } else {
             Fate::Open
@@ -206,8 +206,8 @@ impl Session {
     }
 
     /// True if the transaction may have written anything.
-    pub(super) fn has_written(&self, unit: &Unit) -> bool {
-        unit.facts.writes || self.has_unasked_writes || self.xid != XidState::NotAsked
+    pub(super) fn has_written(&self, batch: &RequestBatch) -> bool {
+        batch.facts.writes || self.has_unasked_writes || self.xid != XidState::NotAsked
     }
 
     /// A commit was sent and not answered.
@@ -222,15 +222,18 @@ impl Session {
             return;
         }
         // It is there on the server that is lost, and nobody knows what another one would say.
-        let is_local = |unit: &Unit| unit.durability != Durability::Waited;
-        if self.unit.as_deref().is_some_and(is_local) {
+        let is_local = |batch: &RequestBatch| batch.durability != Durability::Waited;
+        if self.batch.as_deref().is_some_and(is_local) {
             self.tell_unknown(out);
             return;
         }
-        let is_alone = self.unit.as_ref().is_some_and(|unit| unit.facts.is_alone);
+        let is_alone = self
+            .batch
+            .as_ref()
+            .is_some_and(|batch| batch.facts.is_alone);
         match (self.xid, self.lost.take()) {
             (XidState::Is(xid), Some(ran_on)) if !is_alone => {
-                self.in_doubt = Some(Doubt::new(xid, ran_on));
+                self.in_doubt = Some(InDoubtCommit::new(xid, ran_on));
                 self.phase = Phase::Deciding;
                 self.ask_for_active(out);
             }
@@ -248,7 +251,7 @@ impl Session {
             return;
         };
         self.phase = Phase::Deciding;
-        let now = self.link.as_deref().and_then(Whereabouts::of);
+        let now = self.link.as_deref().and_then(LostServer::of);
         let Some(now) = now else {
             self.ask_for_active(out);
             return;
@@ -304,8 +307,8 @@ impl Session {
         };
         let now = self.link.as_ref().and_then(|link| link.epoch());
         let is_same_epoch = now == Some(doubt.ran_on.epoch);
-        let is_local = |unit: &Unit| unit.durability != Durability::Waited;
-        if self.unit.as_deref().is_some_and(is_local) {
+        let is_local = |batch: &RequestBatch| batch.durability != Durability::Waited;
+        if self.batch.as_deref().is_some_and(is_local) {
             // The question's own wait was cancelled.
             self.tell_unknown(out);
             return;
@@ -331,41 +334,41 @@ impl Session {
 
     /// The transaction did not commit: it may be run again.
     fn did_not_commit(&mut self, cx: &Context<'_>, out: &mut Out) {
-        if let Some(unit) = &mut self.unit {
-            unit.again();
+        if let Some(batch) = &mut self.batch {
+            batch.again();
         }
         self.run_again(cx, out);
     }
 
     /// The commit is in the log: the client gets the answer that was lost.
     fn tell_committed(&mut self, cx: &Context<'_>, out: &mut Out) {
-        let Some(unit) = &mut self.unit else {
+        let Some(batch) = &mut self.batch else {
             return;
         };
-        let answers = match unit.is_answered_whole() {
+        let answers = match batch.is_answered_whole() {
             true => Some(Vec::new()),
-            false => lost_answers(unit),
+            false => lost_answers(batch),
         };
-        let held = unit.held.split().freeze();
+        let held = batch.held.split().freeze();
         let mut told = Out::default();
         self.tell_all(&held, &mut told);
         for answer in answers.iter().flatten() {
             self.tell_all(answer, &mut told);
         }
-        let Some(unit) = self.unit.take() else {
+        let Some(batch) = self.batch.take() else {
             return;
         };
-        if answers.is_none() || unit.differs || unit.had.is_some() {
-            self.tell_answers_lost(unit, out);
+        if answers.is_none() || batch.differs || batch.had.is_some() {
+            self.tell_answers_lost(batch, out);
             return;
         }
         out.client.extend_from_slice(&told.client);
-        if unit.is_complete {
+        if batch.is_complete {
             frame::put_ready(&mut out.client, b'I');
         }
-        // If its `Sync` has not come, what is left up to it is another unit, which it answers.
+        // If its `Sync` has not come, what is left up to it is another batch, which it answers.
         self.counts.answered(b'I');
-        self.note_committed(&unit);
+        self.note_committed(&batch);
         self.status = b'I';
         self.end_transaction();
         self.phase = Phase::Idle;
@@ -373,24 +376,24 @@ impl Session {
     }
 
     /// The transaction committed, and its client is due more than can be made up.
-    fn tell_answers_lost(&mut self, unit: Box<Unit>, out: &mut Out) {
-        self.note_committed(&unit);
-        self.unit = Some(unit);
+    fn tell_answers_lost(&mut self, batch: Box<RequestBatch>, out: &mut Out) {
+        self.note_committed(&batch);
+        self.batch = Some(batch);
         let text = "the transaction committed, but answers to its statements were lost";
         let refusal = Refusal::error("08007", text)
             .detail("The server was lost before it had answered what was sent along with COMMIT.")
             .hint("Do not try the transaction again: look for its effects.");
-        self.fail_unit(&refusal, out);
+        self.fail_batch(&refusal, out);
     }
 
     /// Settings and channels of a transaction whose commit was looked up.
-    fn note_committed(&mut self, unit: &Unit) {
-        for part in unit.facts.statements.iter().flat_map(|all| &all.parts) {
+    fn note_committed(&mut self, batch: &RequestBatch) {
+        for part in batch.facts.statements.iter().flat_map(|all| &all.parts) {
             part.effects
                 .iter()
-                .for_each(|effect| self.keeps.note(effect));
+                .for_each(|effect| self.session_state.note(effect));
         }
-        self.keeps.end(true);
+        self.session_state.end(true);
     }
 
     /// Nobody knows whether the transaction committed.
@@ -400,7 +403,7 @@ impl Session {
         let refusal = Refusal::error("08007", "it is not known whether the transaction committed")
             .detail("The server was lost while it committed, and its outcome cannot be looked up.")
             .hint("Look for its effects before you try again.");
-        self.fail_unit(&refusal, out);
+        self.fail_batch(&refusal, out);
     }
 
     /// True if the transaction gets an id when it commits, though it may have none before.
@@ -409,7 +412,7 @@ impl Session {
     }
 }
 
-fn judge(cx: &Context<'_>, doubt: &Doubt, now: &Whereabouts) -> Judgement {
+fn judge(cx: &Context<'_>, doubt: &InDoubtCommit, now: &LostServer) -> Judgement {
     let horizons = &cx.topology.horizons;
     if cx.lacks(Flaw::NoHorizon) {
         return Judgement::Ask;
@@ -426,13 +429,13 @@ fn judge(cx: &Context<'_>, doubt: &Doubt, now: &Whereabouts) -> Judgement {
     doubt.judge(now, cx.topology)
 }
 
-/// True if something of the unit may have committed, if its transaction has written.
-pub(super) fn may_have_committed(unit: &Unit, has_written: bool) -> bool {
-    if unit.is_implicit() {
-        if unit.facts.copies_in && !unit.has_ended_copy && !unit.facts.goes_on {
+/// True if something of the batch may have committed, if its transaction has written.
+pub(super) fn may_have_committed(batch: &RequestBatch, has_written: bool) -> bool {
+    if batch.is_implicit() {
+        if batch.facts.copies_in && !batch.has_ended_copy && !batch.facts.goes_on {
             return false;
         }
-        return (unit.has_sent_commit || unit.facts.is_alone) && has_written;
+        return (batch.has_sent_commit || batch.facts.is_alone) && has_written;
     }
-    unit.has_sent_commit && has_written
+    batch.has_sent_commit && has_written
 }

@@ -13,12 +13,13 @@
 //!                              └────────────────────────▶ └───────────┘                       └──────────┘
 //! ```
 //!
-//! Owns what the client was told and what it may still be told. Invariants: no unit runs twice unless it is
+//! Owns what the client was told and what it may still be told. Invariants: no batch runs twice unless it is
 //! certain that it did not commit; the client is told of a commit only when the log has it; an answer that
 //! was partly given is continued only by an answer that begins the same.
 
 mod answers;
 mod ask;
+mod batch;
 mod broken;
 mod client;
 mod counts;
@@ -26,11 +27,10 @@ mod counts;
 mod desk;
 mod digest;
 mod dispatch;
-mod doubt;
 mod effects;
 mod ending;
 mod held;
-mod keeps;
+mod in_doubt;
 mod kept;
 mod lent;
 mod local;
@@ -40,15 +40,15 @@ mod position;
 mod prepared;
 mod reason;
 mod replay;
+mod replies;
 mod route;
 mod server;
-mod slots;
+mod session_state;
 mod standby;
 mod state;
 #[cfg(test)]
 mod tests;
 mod transaction;
-mod unit;
 mod untold;
 mod upstream;
 
@@ -68,14 +68,14 @@ use super::version::{ReadMode, Seen};
 use protocol::frame::{Malformed, Refusal};
 
 use ask::XidState;
+use batch::RequestBatch;
 pub use counts::Counts;
-use doubt::{Doubt, Whereabouts};
-pub use keeps::Keeps;
+use in_doubt::{InDoubtCommit, LostServer};
 use prepared::Names;
 use replay::Replay;
-use slots::Slots;
+use replies::PendingReplies;
+pub use session_state::SessionState;
 use transaction::Transaction;
-use unit::Unit;
 
 #[cfg(test)]
 pub(in crate::core) use client::GATHER_TIME;
@@ -244,14 +244,14 @@ enum Phase {
 
 /// A client's session.
 pub struct Session {
-    keeps: Keeps,
+    session_state: SessionState,
     names: Names,
     told: Reported,
     seen: Seen,
-    slots: Slots,
+    replies: PendingReplies,
     phase: Phase,
     status: u8,
-    unit: Option<Box<Unit>>,
+    batch: Option<Box<RequestBatch>>,
     transaction: Option<Box<Transaction>>,
     link: Option<Box<Server>>,
     /// Session mode: the connection to the active, while a standby answers.
@@ -261,14 +261,14 @@ pub struct Session {
     broken: Option<broken::Broken>,
     /// What the server in hand says of the session, as far as it is there.
     state: Option<state::Answer>,
-    /// The same, to be taken with the end of the unit.
+    /// The same, to be taken with the end of the batch.
     pending_state: Option<(state::Answer, u8)>,
-    /// The status that the server has told at the end of the unit, and the client is told later.
+    /// The status that the server has told at the end of the batch, and the client is told later.
     held_ready: Option<u8>,
     /// Names that the client's own code has in it, and that may be settings.
     named_settings: Vec<String>,
     /// An error of something that the proxy added, which the client must hear of.
-    owed: Option<Bytes>,
+    deferred_error: Option<Bytes>,
     /// What is known of the id of the transaction that is open or under way.
     xid: XidState,
     /// The open transaction may have written since its id was asked for.
@@ -278,7 +278,7 @@ pub struct Session {
     /// It may have, as it has run something that nobody knows.
     may_have_notified: bool,
     /// The commit that is in doubt.
-    in_doubt: Option<Doubt>,
+    in_doubt: Option<InDoubtCommit>,
     /// The client has had the first part of a message, and the next byte must be of its rest.
     is_amid_row: bool,
     /// What was answered about it.
@@ -294,7 +294,7 @@ pub struct Session {
     /// The epoch whose active the session lost.
     lost_epoch: Option<Epoch>,
     /// What was known of that server, if a commit may be in doubt.
-    lost: Option<Whereabouts>,
+    lost: Option<LostServer>,
     /// What the read under way must see.
     required: Lsn,
     /// The position that is asked for, or was asked for last, is one that the active shows.
@@ -307,14 +307,14 @@ impl Session {
     /// A session whose client knows the parameters that a server `told`.
     pub fn new(startup: Settings, told: Reported, turn: u64) -> Session {
         Session {
-            keeps: Keeps::new(startup),
+            session_state: SessionState::new(startup),
             names: Names::default(),
             told,
             seen: Seen::default(),
-            slots: Slots::default(),
+            replies: PendingReplies::default(),
             phase: Phase::Idle,
             status: b'I',
-            unit: None,
+            batch: None,
             transaction: None,
             link: None,
             parked: None,
@@ -324,7 +324,7 @@ impl Session {
             pending_state: None,
             held_ready: None,
             named_settings: Vec::new(),
-            owed: None,
+            deferred_error: None,
             xid: XidState::default(),
             has_unasked_writes: false,
             has_notified: false,
@@ -419,9 +419,9 @@ impl Session {
         match self.phase {
             Phase::Idle | Phase::Gathering => true,
             Phase::Running => self
-                .unit
+                .batch
                 .as_ref()
-                .is_some_and(|unit| !unit.is_complete || unit.is_copying_in),
+                .is_some_and(|batch| !batch.is_complete || batch.is_copying_in),
             _ => false,
         }
     }
@@ -451,7 +451,7 @@ impl Session {
         out.effects.push(Effect::Close);
     }
 
-    /// The client's input makes no sense.
+    /// The client's input is invalid.
     fn malformed(&mut self, error: &Malformed, out: &mut Out) {
         let code = match error {
             Malformed::TooLarge(_) => "54000",
@@ -462,14 +462,14 @@ impl Session {
 
     /// The mode of reads that counts now.
     fn read_mode(&self, cx: &Context<'_>) -> ReadMode {
-        let own = self.keeps.settings.value("understudy.read");
+        let own = self.session_state.settings.value("understudy.read");
         own.and_then(|text| text.parse().ok())
             .unwrap_or(cx.rules.read)
     }
 
     /// True if open transactions of this session are run again.
     fn replays(&self, cx: &Context<'_>) -> bool {
-        match self.keeps.settings.value("understudy.replay") {
+        match self.session_state.settings.value("understudy.replay") {
             Some("off" | "false") => false,
             Some(_) => true,
             None => cx.rules.replays,

@@ -12,8 +12,8 @@ use super::super::settings::Settings;
 use super::super::sql::Statements;
 use super::super::topology::ServerRun;
 use super::super::version::Seen;
-use super::keeps::{self, Keeps};
 use super::prepared::{Names, Prepared};
+use super::session_state::{self, SessionState};
 use super::{Context, Phase, Reported, Role, Server, Session};
 
 use dax::ids::Epoch;
@@ -21,7 +21,7 @@ use dax::ids::Epoch;
 /// A session on its way.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Packed {
-    keeps: keeps::Packed,
+    session_state: session_state::Packed,
     /// The client's prepared statements: a name, and what follows it in a `Parse`.
     statements: Vec<(String, Vec<u8>)>,
     told: Vec<(String, String)>,
@@ -49,7 +49,7 @@ pub struct PackedServer {
 
 /// A prepared statement that is none.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
-#[error("a prepared statement of the session makes no sense")]
+#[error("invalid prepared statement in a session of the previous process")]
 pub struct Unreadable;
 
 fn pairs_of(reported: &Reported) -> Vec<(String, String)> {
@@ -124,8 +124,8 @@ impl Session {
         let is_linked_to_active = |link: &Server| link.epoch().is_some();
         self.phase == Phase::Idle
             && is_between
-            && self.unit.is_none()
-            && self.slots.is_empty()
+            && self.batch.is_none()
+            && self.replies.is_empty()
             && self.broken.is_none()
             && self.in_doubt.is_none()
             && self.last_words.is_none()
@@ -137,7 +137,7 @@ impl Session {
 
     /// True if it has something on its connection that would be lost, or missed, without it.
     pub fn needs_its_connection(&self) -> bool {
-        self.keeps.is_bound()
+        self.session_state.is_bound()
     }
 
     /// What another process needs to go on with it. Without its connection it finds another one there, as after a takeover.
@@ -145,7 +145,7 @@ impl Session {
         let link = self.link.as_deref().filter(|_| with_connection);
         let statements = self.names.statements();
         Packed {
-            keeps: self.keeps.pack(),
+            session_state: self.session_state.pack(),
             statements: statements
                 .map(|(name, prepared)| (name.to_owned(), prepared.definition.to_vec()))
                 .collect(),
@@ -175,7 +175,7 @@ impl Session {
         }
         names.end();
         let mut session = Session::new(Settings::default(), told, packed.turn);
-        session.keeps = Keeps::unpack(packed.keeps);
+        session.session_state = SessionState::unpack(packed.session_state);
         session.names = names;
         session.seen = packed.seen;
         session.lost_epoch = packed.lost_epoch;
@@ -228,9 +228,12 @@ mod tests {
         assert_eq!(read, packed);
         let there = Statements::default();
         let session = Session::unpack(read, &there).expect("it makes sense");
-        assert_eq!(session.keeps.settings.value("work_mem"), Some("1MB"));
-        assert_eq!(session.keeps.settings.value("a.b"), Some("0"));
-        assert!(session.keeps.listens() && session.keeps.cannot_move());
+        assert_eq!(
+            session.session_state.settings.value("work_mem"),
+            Some("1MB")
+        );
+        assert_eq!(session.session_state.settings.value("a.b"), Some("0"));
+        assert!(session.session_state.listens() && session.session_state.cannot_move());
         assert!(session.names.statements().any(|(name, _)| name == "s"));
         assert_eq!(session.told, desk.session.told);
         let again = Desk {

@@ -5,10 +5,10 @@
 use volume::lsn::Lsn;
 
 use super::super::flaw::Flaw;
-use super::super::sql::Own;
+use super::super::sql::ProxyQuery;
 use super::super::version::ReadMode;
+use super::batch::RequestBatch;
 use super::reason::Reason;
-use super::unit::Unit;
 use super::{Context, Effect, Out, Phase, Session, Wait};
 
 impl Session {
@@ -16,8 +16,9 @@ impl Session {
     /// must find what standbys have shown to others: they show a commit as soon as it is durable, and the active may be later.
     pub(super) fn ask_position(&mut self, cx: &Context<'_>, out: &mut Out) {
         let mode = self.read_mode(cx);
-        let reads_there = |unit: &Unit| executes(unit) && !self.may_read_elsewhere(cx, unit, mode);
-        let shown = self.unit.as_deref().is_none_or(reads_there);
+        let reads_there =
+            |batch: &RequestBatch| executes(batch) && !self.may_read_elsewhere(cx, batch, mode);
+        let shown = self.batch.as_deref().is_none_or(reads_there);
         self.asks_shown = shown && !cx.lacks(Flaw::DurableIsShown);
         self.phase = Phase::Waiting(Wait::Position);
         out.effects.push(Effect::AskPosition {
@@ -32,7 +33,7 @@ impl Session {
             ReadMode::Session => self.seen.is_ahead() || self.lacks_version(),
             _ => self.lacks_version(),
         };
-        may_be && self.unit.as_deref().is_none_or(executes) && !cx.lacks(Flaw::DurableIsShown)
+        may_be && self.batch.as_deref().is_none_or(executes) && !cx.lacks(Flaw::DurableIsShown)
     }
 
     /// The active's position, asked for since [`Effect::AskPosition`] with proof that its epoch stood; `None`
@@ -49,9 +50,10 @@ impl Session {
             self.no_position(cx, out);
             return;
         };
-        let is_question = |unit: &Unit| unit.facts.own == Some(Own::Version);
-        if self.unit.as_deref().is_some_and(is_question) {
-            self.keeps
+        let is_question =
+            |batch: &RequestBatch| batch.facts.proxy_query == Some(ProxyQuery::Version);
+        if self.batch.as_deref().is_some_and(is_question) {
+            self.session_state
                 .settings
                 .set("understudy.version", &position.to_string());
             self.route_to_active(cx, out);
@@ -59,8 +61,8 @@ impl Session {
         }
         self.seen.asked(position, self.asks_shown);
         let mode = self.read_mode(cx);
-        let elsewhere = |unit: &Unit| self.may_read_elsewhere(cx, unit, mode);
-        if self.unit.as_deref().is_some_and(elsewhere) {
+        let elsewhere = |batch: &RequestBatch| self.may_read_elsewhere(cx, batch, mode);
+        if self.batch.as_deref().is_some_and(elsewhere) {
             let required = match mode {
                 ReadMode::Bounded { lag_bytes } => Lsn(position.0.saturating_sub(lag_bytes)),
                 _ => position,
@@ -76,8 +78,9 @@ impl Session {
 
     /// A read that must be strong fails rather than be weak; another goes to the active.
     fn no_position(&mut self, cx: &Context<'_>, out: &mut Out) {
-        let is_question = |unit: &Unit| unit.facts.own == Some(Own::Version);
-        let asks = self.unit.as_deref().is_some_and(is_question);
+        let is_question =
+            |batch: &RequestBatch| batch.facts.proxy_query == Some(ProxyQuery::Version);
+        let asks = self.batch.as_deref().is_some_and(is_question);
         let mode = self.read_mode(cx);
         if self.replay.is_some() {
             self.fail_transaction(Reason::NoServer, out);
@@ -85,7 +88,7 @@ impl Session {
             let refusal = super::Refusal::error("57P03", "no server proves that it is active")
                 .detail("The position that this read must see could not be asked for in time.")
                 .hint("Try again, or SET understudy.read = 'any'.");
-            self.fail_unit(&refusal, out);
+            self.fail_batch(&refusal, out);
             if self.phase == Phase::Idle {
                 self.release(cx, out);
             }
@@ -95,7 +98,7 @@ impl Session {
     }
 }
 
-/// True if something of the unit is executed, for all that is known: of one that is run again its facts are gone.
-fn executes(unit: &Unit) -> bool {
-    !unit.is_complete || unit.losses > 0 || !unit.facts.statements.is_empty()
+/// True if something of the batch is executed, for all that is known: of one that is run again its facts are gone.
+fn executes(batch: &RequestBatch) -> bool {
+    !batch.is_complete || batch.losses > 0 || !batch.facts.statements.is_empty()
 }

@@ -12,9 +12,9 @@ use bytes::Bytes;
 use xxhash_rust::xxh3::xxh3_128_with_seed;
 
 use super::super::sql::{Statement, Statements};
+use super::batch::RequestBatch;
+use super::replies::{ReplyOwner, SentMessage};
 use super::server::SHARED;
-use super::slots::{Ask, To};
-use super::unit::Unit;
 use super::{Context, Out, Session};
 use protocol::frame::{self, Malformed};
 
@@ -173,14 +173,14 @@ impl Names {
 }
 
 impl Session {
-    /// The server in hand cannot run one of the statements that the unit names any more. Its client prepares it again; but
+    /// The server in hand cannot run one of the statements that the batch names any more. Its client prepares it again; but
     /// here others prepare it under the same name, and the server must do so, too.
     pub(super) fn note_stale(&mut self, cx: &Context<'_>) {
         let is_shared = self.is_shared(cx);
-        if let (Some(unit), Some(link), true) = (&mut self.unit, &self.link, is_shared) {
-            let names = unit.named.iter().map(|named| &named.shared_name);
+        if let (Some(batch), Some(link), true) = (&mut self.batch, &self.link, is_shared) {
+            let names = batch.named.iter().map(|named| &named.shared_name);
             let there = names.filter(|name| link.prepared.contains(name));
-            unit.stale.extend(there.cloned());
+            batch.stale.extend(there.cloned());
         }
     }
 
@@ -195,7 +195,7 @@ impl Session {
         surplus.extend(link.prepared.lent());
         for name in &surplus {
             link.prepared.remove(name);
-            self.slots.push(Ask::Close, To::Nobody);
+            self.replies.push(SentMessage::Close, ReplyOwner::Nobody);
             put_close(name, out);
         }
         if !surplus.is_empty() {
@@ -204,31 +204,31 @@ impl Session {
         !surplus.is_empty()
     }
 
-    /// A statement is on the server in hand since `unit`. If it may be another one there for other sessions, or later, it goes
-    /// with the unit.
-    pub(super) fn note_prepared(&self, unit: &mut Unit, prepared: &Prepared) {
+    /// A statement is on the server in hand since `batch`. If it may be another one there for other sessions, or later, it goes
+    /// with the batch.
+    pub(super) fn note_prepared(&self, batch: &mut RequestBatch, prepared: &Prepared) {
         if let Some(link) = &self.link
-            && (prepared.is_of_moment || unit.may_have_set)
+            && (prepared.is_of_moment || batch.may_have_set)
         {
             let name = prepared.name_where(link.reported.reading());
-            unit.stale.push(name.into());
+            batch.stale.push(name.into());
         }
     }
 
-    /// Closes the statements that the server cannot run any more, or must not keep, before the unit is over. Whether there are any.
+    /// Closes the statements that the server cannot run any more, or must not keep, before the batch is over. Whether there are any.
     pub(super) fn closes_stale(&mut self, out: &mut Out) -> bool {
-        let (Some(unit), Some(link)) = (&mut self.unit, &mut self.link) else {
+        let (Some(batch), Some(link)) = (&mut self.batch, &mut self.link) else {
             return false;
         };
-        let stale = std::mem::take(&mut unit.stale);
+        let stale = std::mem::take(&mut batch.stale);
         for name in &stale {
             link.prepared.remove(name);
             put_close(name, out);
-            self.slots.push(Ask::Close, To::Nobody);
+            self.replies.push(SentMessage::Close, ReplyOwner::Nobody);
         }
         if !stale.is_empty() {
             frame::put(&mut out.server, b'S', &[]);
-            self.slots.push(Ask::Sync, To::Client);
+            self.replies.push(SentMessage::Sync, ReplyOwner::Client);
         }
         !stale.is_empty()
     }

@@ -1,44 +1,47 @@
-//! What a server still has to answer, in order.
+//! Replies that a server still owes, in order.
 //!
-//! Each message sent to a server leaves a slot here that says whose answer it is: the client's, or that of
-//! something the proxy has added. Invariant: the front slot is the message that the server's next answer
-//! belongs to. After an error in the extended protocol the server answers nothing up to the next `Sync`, so
-//! the slots up to it go with the error.
+//! Each message sent to a server leaves an entry here that says whose reply it is: the client's, or that of a
+//! message which the proxy added. Invariant: the front entry is the message that the server's next reply
+//! belongs to. After an error in the extended protocol the server replies to nothing up to the next `Sync`, so
+//! the entries up to it go with the error.
 
 use std::collections::VecDeque;
 
 use bytes::Bytes;
 
-/// Whose an answer is.
+/// Owner of a server's reply.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum To {
+pub enum ReplyOwner {
     /// The client's.
     Client,
     /// The client's, but for its end: the proxy has put a transaction around the statement, and the end is told
     /// when its commit is known.
     Wrapped,
-    /// It is that commit's.
+    /// The client's: the end of that transaction's commit.
     Commit,
-    /// Nobody's: the message was added by the proxy, and nothing of its answer matters but an error.
+    /// Nobody: the proxy added the message, and only an error in its reply matters.
     Nobody,
-    /// It tells the transaction's id.
+    /// The proxy: the reply holds the transaction's id.
     Xid,
-    /// It tells what the session has.
+    /// The proxy: the reply holds the session's state.
     State,
-    /// It gives the server what the session has; it must not fail.
+    /// The proxy: the message sets up the session's state on the server, and must not fail.
     Setup,
 }
 
-impl To {
+impl ReplyOwner {
     /// True if the client sees it.
     pub fn is_clients(self) -> bool {
-        matches!(self, To::Client | To::Wrapped | To::Commit)
+        matches!(
+            self,
+            ReplyOwner::Client | ReplyOwner::Wrapped | ReplyOwner::Commit
+        )
     }
 }
 
-/// What kind of message waits for its answer.
+/// Message that waits for its reply.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Ask {
+pub enum SentMessage {
     /// `Parse`; the statement of this name is there once it is answered.
     Parse(Option<Box<str>>),
     /// `Bind`.
@@ -61,40 +64,40 @@ pub enum Ask {
     CopyEnd,
 }
 
-/// One answer that is due.
+/// One reply that is due.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Slot {
-    /// What was sent.
-    pub ask: Ask,
-    /// Whose the answer is.
-    pub to: To,
+pub struct PendingReply {
+    /// The message.
+    pub sent: SentMessage,
+    /// Owner of the reply.
+    pub owner: ReplyOwner,
 }
 
-/// The answers that are due.
+/// Replies that are due, in order.
 #[derive(Debug, Default)]
-pub struct Slots(VecDeque<Slot>);
+pub struct PendingReplies(VecDeque<PendingReply>);
 
-impl Slots {
+impl PendingReplies {
     /// Another message was sent.
-    pub fn push(&mut self, ask: Ask, to: To) {
-        self.0.push_back(Slot { ask, to });
+    pub fn push(&mut self, ask: SentMessage, owner: ReplyOwner) {
+        self.0.push_back(PendingReply { sent: ask, owner });
     }
 
     /// Whose the next answer is.
-    pub fn front(&self) -> Option<&Slot> {
+    pub fn front(&self) -> Option<&PendingReply> {
         self.0.front()
     }
 
     /// The next answer is complete.
-    pub fn pop(&mut self) -> Option<Slot> {
+    pub fn pop(&mut self) -> Option<PendingReply> {
         self.0.pop_front()
     }
 
     /// The server is ready: whatever was sent up to the next `Sync` or `Query`, it answers no more.
-    pub fn pop_end(&mut self) -> Option<Slot> {
+    pub fn pop_end(&mut self) -> Option<PendingReply> {
         loop {
             let slot = self.0.pop_front()?;
-            if matches!(slot.ask, Ask::Sync | Ask::Query) {
+            if matches!(slot.sent, SentMessage::Sync | SentMessage::Query) {
                 return Some(slot);
             }
         }
@@ -102,7 +105,10 @@ impl Slots {
 
     /// The server answers something else: it has ignored the end of data for which it had not asked.
     pub fn skip_copy_ends(&mut self) {
-        while self.front().is_some_and(|slot| slot.ask == Ask::CopyEnd) {
+        while self
+            .front()
+            .is_some_and(|slot| slot.sent == SentMessage::CopyEnd)
+        {
             self.0.pop_front();
         }
     }
@@ -120,7 +126,7 @@ impl Slots {
     /// The server reported an error to a message of the extended protocol: it is silent up to a `Sync`.
     pub fn fail(&mut self) {
         while let Some(slot) = self.0.front() {
-            if matches!(slot.ask, Ask::Sync | Ask::Query) {
+            if matches!(slot.sent, SentMessage::Sync | SentMessage::Query) {
                 break;
             }
             self.0.pop_front();
@@ -132,20 +138,20 @@ impl Slots {
         let mut is_front = true;
         let mut has_ended = false;
         self.0.retain(|slot| {
-            has_ended |= slot.ask == Ask::CopyEnd;
-            let stays = is_front || has_ended || slot.ask != Ask::Sync;
+            has_ended |= slot.sent == SentMessage::CopyEnd;
+            let stays = is_front || has_ended || slot.sent != SentMessage::Sync;
             is_front = false;
             stays
         });
-        self.0.retain(|slot| slot.ask != Ask::CopyEnd);
+        self.0.retain(|slot| slot.sent != SentMessage::CopyEnd);
     }
 
     /// Whose answer the `Sync` or `Query` ahead belongs to.
     pub fn end_is_clients(&self) -> bool {
         self.0
             .iter()
-            .find(|slot| matches!(slot.ask, Ask::Sync | Ask::Query))
-            .is_none_or(|slot| slot.to.is_clients())
+            .find(|slot| matches!(slot.sent, SentMessage::Sync | SentMessage::Query))
+            .is_none_or(|slot| slot.owner.is_clients())
     }
 
     /// The statements that would be there if the messages up to the next `Sync` succeeded; the unnamed one is
@@ -154,23 +160,23 @@ impl Slots {
         let mut is_closed_first = false;
         self.0
             .iter()
-            .take_while(|slot| !matches!(slot.ask, Ask::Sync | Ask::Query))
+            .take_while(|slot| !matches!(slot.sent, SentMessage::Sync | SentMessage::Query))
             .filter_map(move |slot| {
-                let closes = slot.ask == Ask::Close && slot.to == To::Nobody;
+                let closes = slot.sent == SentMessage::Close && slot.owner == ReplyOwner::Nobody;
                 let stays = std::mem::replace(&mut is_closed_first, closes);
-                match &slot.ask {
-                    Ask::Parse(name) if !stays => Some(name.as_deref()),
+                match &slot.sent {
+                    SentMessage::Parse(name) if !stays => Some(name.as_deref()),
                     _ => None,
                 }
             })
     }
 
     /// What is due to the client, in order.
-    pub fn of_client(&self) -> impl Iterator<Item = &Ask> {
+    pub fn of_client(&self) -> impl Iterator<Item = &SentMessage> {
         self.0
             .iter()
-            .filter(|slot| slot.to.is_clients())
-            .map(|slot| &slot.ask)
+            .filter(|slot| slot.owner.is_clients())
+            .map(|slot| &slot.sent)
     }
 }
 
@@ -178,10 +184,10 @@ impl Slots {
 mod tests {
     use super::*;
 
-    fn slots(asks: &[Ask]) -> Slots {
-        let mut slots = Slots::default();
+    fn slots(asks: &[SentMessage]) -> PendingReplies {
+        let mut slots = PendingReplies::default();
         for ask in asks {
-            slots.push(ask.clone(), To::Client);
+            slots.push(ask.clone(), ReplyOwner::Client);
         }
         slots
     }
@@ -189,43 +195,64 @@ mod tests {
     #[test]
     fn an_error_silences_up_to_sync() {
         let mut slots = slots(&[
-            Ask::Parse(None),
-            Ask::Bind,
-            Ask::Execute,
-            Ask::Sync,
-            Ask::Bind,
+            SentMessage::Parse(None),
+            SentMessage::Bind,
+            SentMessage::Execute,
+            SentMessage::Sync,
+            SentMessage::Bind,
         ]);
         slots.fail();
-        assert_eq!(slots.front().map(|slot| &slot.ask), Some(&Ask::Sync));
+        assert_eq!(
+            slots.front().map(|slot| &slot.sent),
+            Some(&SentMessage::Sync)
+        );
     }
 
     #[test]
     fn a_copy_swallows_the_syncs_sent_before_its_end() {
-        let mut slots = slots(&[Ask::Execute, Ask::Sync]);
+        let mut slots = slots(&[SentMessage::Execute, SentMessage::Sync]);
         slots.copy_in();
-        slots.push(Ask::Sync, To::Client);
+        slots.push(SentMessage::Sync, ReplyOwner::Client);
         slots.pop();
-        assert_eq!(slots.front().map(|slot| &slot.ask), Some(&Ask::Sync));
+        assert_eq!(
+            slots.front().map(|slot| &slot.sent),
+            Some(&SentMessage::Sync)
+        );
         slots.pop();
         assert!(slots.is_empty());
     }
 
     #[test]
     fn the_end_of_a_copy_that_is_none_holds_nothing_up() {
-        let mut slots = slots(&[Ask::CopyEnd, Ask::Sync, Ask::CopyEnd, Ask::Parse(None)]);
-        assert_eq!(slots.pop_end().map(|slot| slot.ask), Some(Ask::Sync));
+        let mut slots = slots(&[
+            SentMessage::CopyEnd,
+            SentMessage::Sync,
+            SentMessage::CopyEnd,
+            SentMessage::Parse(None),
+        ]);
+        assert_eq!(
+            slots.pop_end().map(|slot| slot.sent),
+            Some(SentMessage::Sync)
+        );
         slots.skip_copy_ends();
-        assert_eq!(slots.pop().map(|slot| slot.ask), Some(Ask::Parse(None)));
+        assert_eq!(
+            slots.pop().map(|slot| slot.sent),
+            Some(SentMessage::Parse(None))
+        );
         assert!(slots.is_empty());
     }
 
     #[test]
     fn a_copy_sent_blindly_keeps_the_sync_behind_it() {
-        let mut slots = slots(&[Ask::Execute, Ask::CopyEnd, Ask::Sync]);
+        let mut slots = slots(&[
+            SentMessage::Execute,
+            SentMessage::CopyEnd,
+            SentMessage::Sync,
+        ]);
         slots.copy_in();
         assert_eq!(
             slots.of_client().cloned().collect::<Vec<_>>(),
-            [Ask::Execute, Ask::Sync]
+            [SentMessage::Execute, SentMessage::Sync]
         );
     }
 }

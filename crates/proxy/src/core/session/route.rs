@@ -1,4 +1,4 @@
-//! Where a unit goes that begins a transaction, or is one (R2).
+//! Where a batch goes that begins a transaction, or is one (R2).
 //!
 //! To a standby only what is known to be read-only; and only to one that has the version that the read needs
 //! (R1, R3). Everything else goes to the active.
@@ -8,11 +8,11 @@ use volume::lsn::Lsn;
 use super::super::choice::{Wanted, choose};
 use super::super::flaw::Flaw;
 use super::super::settings::Settings;
-use super::super::sql::{Hint, Kind, Own, Part};
+use super::super::sql::{Hint, Kind, ProxyQuery, SingleStatement};
 use super::super::topology::NodeName;
 use super::super::version::{ReadMode, Required, parse_lsn};
+use super::batch::RequestBatch;
 use super::reason::Reason;
-use super::unit::Unit;
 use super::{Context, Effect, Out, Phase, Role, Server, Session, Wait};
 
 /// How a standby stands to what a read must see.
@@ -26,18 +26,18 @@ enum Standing {
 }
 
 impl Session {
-    /// Finds a server for the unit.
+    /// Finds a server for the batch.
     pub(super) fn route(&mut self, cx: &Context<'_>, out: &mut Out) {
-        let Some(unit) = &self.unit else {
+        let Some(batch) = &self.batch else {
             return;
         };
-        if unit.facts.own == Some(Own::Version) {
+        if batch.facts.proxy_query == Some(ProxyQuery::Version) {
             self.ask_position(cx, out);
             return;
         }
         let mode = self.read_mode(cx);
-        if !self.may_read_elsewhere(cx, unit, mode) {
-            if self.needs_proof(cx, unit, mode) {
+        if !self.may_read_elsewhere(cx, batch, mode) {
+            if self.needs_proof(cx, batch, mode) {
                 self.ask_position(cx, out);
             } else {
                 self.route_to_active(cx, out);
@@ -57,18 +57,18 @@ impl Session {
 
     /// True if it must be proved first that the active is active: one that was cut off or stood still shows
     /// what is old. What a transaction writes is its own proof, when it commits; but a function that may write need not.
-    fn needs_proof(&self, cx: &Context<'_>, unit: &Unit, mode: ReadMode) -> bool {
+    fn needs_proof(&self, cx: &Context<'_>, batch: &RequestBatch, mode: ReadMode) -> bool {
         let writes = match cx.lacks(Flaw::CallsAreProof) {
-            false => unit.facts.is_more_than_read,
-            true => unit.facts.writes,
+            false => batch.facts.is_more_than_read,
+            true => batch.facts.writes,
         };
-        let reads = unit.facts.begins.is_some() || !writes;
+        let reads = batch.facts.begins.is_some() || !writes;
         match mode {
             ReadMode::Strong => reads,
             // What it may have committed is not to be committed again because it does not show yet.
-            ReadMode::Session if self.seen.is_in_doubt() => !changes_settings(unit),
+            ReadMode::Session if self.seen.is_in_doubt() => !changes_settings(batch),
             _ => {
-                reads && (self.must_not_age(cx) || self.lacks_version() && !changes_settings(unit))
+                reads && (self.must_not_age(cx) || self.lacks_version() && !changes_settings(batch))
             }
         }
     }
@@ -91,34 +91,42 @@ impl Session {
 
     /// The position that the client itself asks for.
     pub(super) fn least(&self) -> Lsn {
-        let text = self.keeps.settings.value("understudy.min_version");
+        let text = self.session_state.settings.value("understudy.min_version");
         text.and_then(parse_lsn).unwrap_or(Lsn::ZERO)
     }
 
-    /// True if the unit is known to be read-only and may run where the session's server is not.
-    pub(super) fn may_read_elsewhere(&self, cx: &Context<'_>, unit: &Unit, mode: ReadMode) -> bool {
+    /// True if the batch is known to be read-only and may run where the session's server is not.
+    pub(super) fn may_read_elsewhere(
+        &self,
+        cx: &Context<'_>,
+        batch: &RequestBatch,
+        mode: ReadMode,
+    ) -> bool {
         if mode == ReadMode::Active
-            || !unit.is_complete
-            || unit.avoids_standbys
-            || unit.facts.hint == Some(Hint::Active)
-            || self.keeps.is_bound()
+            || !batch.is_complete
+            || batch.avoids_standbys
+            || batch.facts.hint == Some(Hint::Active)
+            || self.session_state.is_bound()
             || self.may_lack_its_own(cx, mode)
             || cx.topology.standbys.is_empty()
         {
             return false;
         }
-        if let Some(begin) = unit.facts.begins {
-            let begins_only = |part: &Part| matches!(part.kind, Kind::Begin(_));
-            let setting = self.keeps.settings.value("default_transaction_read_only");
+        if let Some(begin) = batch.facts.begins {
+            let begins_only = |part: &SingleStatement| matches!(part.kind, Kind::Begin(_));
+            let setting = self
+                .session_state
+                .settings
+                .value("default_transaction_read_only");
             let by_default = matches!(setting, Some("on" | "true" | "1" | "yes"));
-            let mut parts = unit.facts.statements.iter().flat_map(|all| &all.parts);
+            let mut parts = batch.facts.statements.iter().flat_map(|all| &all.parts);
             return begin.read_only.unwrap_or(by_default)
                 && !begin.is_serializable
                 && parts.all(begins_only);
         }
-        let hinted = unit.facts.hint == Some(Hint::Standby);
-        let mut parts = unit.facts.statements.iter().flat_map(|all| &all.parts);
-        let executes = !unit.facts.statements.is_empty();
+        let hinted = batch.facts.hint == Some(Hint::Standby);
+        let mut parts = batch.facts.statements.iter().flat_map(|all| &all.parts);
+        let executes = !batch.facts.statements.is_empty();
         executes
             && parts.all(|part| {
                 part.kind == Kind::Read
@@ -135,7 +143,7 @@ impl Session {
 
     /// True if what the session has committed may not be in the log yet, so that no position tells of it.
     fn may_lack_its_own(&self, cx: &Context<'_>, mode: ReadMode) -> bool {
-        let setting = self.keeps.settings.value("synchronous_commit");
+        let setting = self.session_state.settings.value("synchronous_commit");
         let is_async = match setting {
             Some(value) => !commits_wait(value),
             None => cx.catalog.commits_async,
@@ -176,9 +184,9 @@ impl Session {
             self.route_to_active(cx, out);
             return;
         }
-        if let Some(unit) = &mut self.unit {
+        if let Some(batch) = &mut self.batch {
             // Once it is proved where the active is there is nothing more to wait for.
-            unit.avoids_standbys = true;
+            batch.avoids_standbys = true;
         }
         self.ask_position(cx, out);
     }
@@ -231,8 +239,8 @@ impl Session {
         if self.parked.as_deref().is_some_and(is_old) {
             self.parked = None;
             out.effects.push(Effect::DropParked);
-            if self.keeps.cannot_move() {
-                self.tell_lost_bonds(out);
+            if self.session_state.cannot_move() {
+                self.tell_lost_affinities(out);
                 return;
             }
         }
@@ -254,9 +262,11 @@ impl Session {
         match self.phase {
             Phase::Waiting(Wait::Version(_)) => self.give_up_standbys(cx, out),
             // Unless it is being asked, or a server is on its way.
-            Phase::Deciding if self.link.is_some() && self.slots.is_empty() => self.decide(cx, out),
+            Phase::Deciding if self.link.is_some() && self.replies.is_empty() => {
+                self.decide(cx, out)
+            }
             // Its client waits for something, most probably: what PostgreSQL would have by now it gets.
-            Phase::Gathering if self.unit.as_deref().is_some_and(is_unanswered) => {
+            Phase::Gathering if self.batch.as_deref().is_some_and(is_unanswered) => {
                 self.dispatch(cx, out);
             }
             _ => {}
@@ -299,7 +309,7 @@ impl Session {
             let (code, text) = (fields.code, String::from_utf8_lossy(fields.message));
             let code = if code == b"58P01" { "58P01" } else { "58030" };
             let refusal = super::Refusal::error(code, text.into_owned());
-            self.fail_unit(&refusal, out);
+            self.fail_batch(&refusal, out);
             if self.phase == Phase::Idle {
                 self.release(cx, out);
             }
@@ -386,15 +396,15 @@ impl Session {
         } else if self.replay.is_some() {
             self.fail_transaction(Reason::NoServer, out);
         } else {
-            let avoids = self.unit.as_mut().is_some_and(|unit| {
-                let is_first = !unit.avoids_standbys;
-                unit.avoids_standbys = true;
+            let avoids = self.batch.as_mut().is_some_and(|batch| {
+                let is_first = !batch.avoids_standbys;
+                batch.avoids_standbys = true;
                 is_first
             });
             if avoids && self.read_mode(cx) != ReadMode::Active {
                 self.route_past_standbys(cx, out);
-            } else if self.unit.is_some() {
-                self.fail_unit(refusal, out);
+            } else if self.batch.is_some() {
+                self.fail_batch(refusal, out);
             } else {
                 self.close(refusal, out);
             }
@@ -406,14 +416,14 @@ impl Session {
         let Some(link) = &self.link else {
             return;
         };
-        if self.status != b'I' || !self.slots.is_empty() {
+        if self.status != b'I' || !self.replies.is_empty() {
             return;
         }
         match &link.role {
             Role::Standby(name) => {
                 self.seen.on_standby(&name.clone(), link.run);
                 self.counts.on_standby += 1;
-                if self.keeps.is_bound() {
+                if self.session_state.is_bound() {
                     // It has something of this session after all, which nobody else must get.
                     self.drop_standby(out);
                 } else {
@@ -426,7 +436,8 @@ impl Session {
                     self.seen
                         .on_active(label.filter(|_| !cx.lacks(Flaw::NewsBelieved)));
                 }
-                let keeps = cx.rules.mode == super::PoolMode::Session || self.keeps.is_bound();
+                let keeps =
+                    cx.rules.mode == super::PoolMode::Session || self.session_state.is_bound();
                 if !keeps {
                     self.return_link(out);
                 }
@@ -435,9 +446,9 @@ impl Session {
     }
 }
 
-/// True if something of the unit has come, and nobody has seen to it.
-fn is_unanswered(unit: &Unit) -> bool {
-    !unit.skips && !unit.noted.is_empty()
+/// True if something of the batch has come, and nobody has seen to it.
+fn is_unanswered(batch: &RequestBatch) -> bool {
+    !batch.skips && !batch.noted.is_empty()
 }
 
 /// True if commits wait until they are durable with this value of `synchronous_commit`.
@@ -447,8 +458,8 @@ pub(super) fn commits_wait(value: &str) -> bool {
         .any(|off| value.eq_ignore_ascii_case(off))
 }
 
-/// True if the unit does nothing else: it reads nothing, and may be what takes back what was asked for.
-fn changes_settings(unit: &Unit) -> bool {
-    let mut parts = unit.facts.statements.iter().flat_map(|all| &all.parts);
+/// True if the batch does nothing else: it reads nothing, and may be what takes back what was asked for.
+fn changes_settings(batch: &RequestBatch) -> bool {
+    let mut parts = batch.facts.statements.iter().flat_map(|all| &all.parts);
     parts.all(|part| part.kind == Kind::Session && !part.effects.is_empty())
 }

@@ -1,4 +1,4 @@
-//! What a session has beside its transaction: settings, channels, statements, and what cannot be made anew.
+//! State of a session beside its transaction: settings, channels, prepared statements, and what binds it to one server.
 //!
 //! Invariant: what a transaction changed counts when it has committed, and not before.
 
@@ -7,7 +7,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use serde::{Deserialize, Serialize};
 
 use super::super::settings::{Change, Settings, join, quote_identifier};
-use super::super::sql::{Bond, Effect};
+use super::super::sql::{Effect, ServerAffinity};
 
 #[derive(Debug, Clone, PartialEq, Eq)]
 enum Pending {
@@ -15,16 +15,16 @@ enum Pending {
     Savepoint(Box<str>),
 }
 
-/// What a session has.
+/// State of a session beside its transaction.
 #[derive(Debug, Default)]
-pub struct Keeps {
+pub struct SessionState {
     /// Settings that differ from a new connection's.
     pub settings: Settings,
     /// What the client's startup message asked for: `DISCARD ALL` goes back to it.
     startup: Settings,
     listens: BTreeSet<Box<str>>,
     prepared: BTreeMap<Box<str>, Box<str>>,
-    bonds: BTreeSet<Bond>,
+    affinities: BTreeSet<ServerAffinity>,
     pending: Vec<Pending>,
 }
 
@@ -35,10 +35,10 @@ pub struct Packed {
     startup: Settings,
     listens: BTreeSet<Box<str>>,
     prepared: BTreeMap<Box<str>, Box<str>>,
-    bonds: BTreeSet<Bond>,
+    affinities: BTreeSet<ServerAffinity>,
 }
 
-impl Keeps {
+impl SessionState {
     /// What it is between two transactions.
     pub fn pack(&self) -> Packed {
         Packed {
@@ -46,28 +46,28 @@ impl Keeps {
             startup: self.startup.clone(),
             listens: self.listens.clone(),
             prepared: self.prepared.clone(),
-            bonds: self.bonds.clone(),
+            affinities: self.affinities.clone(),
         }
     }
 
     /// What was packed.
-    pub fn unpack(packed: Packed) -> Keeps {
-        Keeps {
+    pub fn unpack(packed: Packed) -> SessionState {
+        SessionState {
             settings: packed.settings,
             startup: packed.startup,
             listens: packed.listens,
             prepared: packed.prepared,
-            bonds: packed.bonds,
+            affinities: packed.affinities,
             pending: Vec::new(),
         }
     }
 
     /// With the settings of a startup message.
-    pub fn new(startup: Settings) -> Keeps {
-        Keeps {
+    pub fn new(startup: Settings) -> SessionState {
+        SessionState {
             settings: startup.clone(),
             startup,
-            ..Keeps::default()
+            ..SessionState::default()
         }
     }
 
@@ -75,11 +75,11 @@ impl Keeps {
     /// server binds it at once.
     pub fn note(&mut self, effect: &Effect) {
         match effect {
-            Effect::Bond(bond) => {
+            Effect::Affinity(affinity) => {
                 // What was let go before in the same transaction is there again.
-                let lets_go = Pending::Effect(Effect::Unbond(*bond));
+                let lets_go = Pending::Effect(Effect::NoAffinity(*affinity));
                 self.pending.retain(|entry| *entry != lets_go);
-                self.bonds.insert(*bond);
+                self.affinities.insert(*affinity);
                 self.note_behind_discard(effect);
             }
             Effect::Prepare(name, text) => {
@@ -94,7 +94,7 @@ impl Keeps {
             Effect::Set(_)
             | Effect::Listen(_)
             | Effect::Unlisten(_)
-            | Effect::Unbond(_)
+            | Effect::NoAffinity(_)
             | Effect::DiscardAll => self.pending.push(Pending::Effect(effect.clone())),
         }
     }
@@ -188,12 +188,12 @@ impl Keeps {
                 self.listens.remove(&channel);
             }
             Effect::Unlisten(None) => self.listens.clear(),
-            Effect::Unbond(bond) => {
-                self.bonds.remove(&bond);
+            Effect::NoAffinity(affinity) => {
+                self.affinities.remove(&affinity);
             }
-            Effect::DiscardAll => *self = Keeps::new(std::mem::take(&mut self.startup)),
-            Effect::Bond(bond) => {
-                self.bonds.insert(bond);
+            Effect::DiscardAll => *self = SessionState::new(std::mem::take(&mut self.startup)),
+            Effect::Affinity(affinity) => {
+                self.affinities.insert(affinity);
             }
             Effect::Prepare(name, text) => {
                 self.prepared.insert(name, text);
@@ -208,26 +208,27 @@ impl Keeps {
     }
 
     /// The session has something that no other server has.
-    pub fn bind(&mut self, bond: Bond) {
-        self.bonds.insert(bond);
+    pub fn bind(&mut self, affinity: ServerAffinity) {
+        self.affinities.insert(affinity);
     }
 
     /// Its server says what it has, between two transactions.
     pub fn has_on_server(
         &mut self,
-        bonds: &[Bond],
+        affinities: &[ServerAffinity],
         listens: Vec<Box<str>>,
         prepared: Vec<(Box<str>, Box<str>)>,
     ) {
-        self.bonds.retain(|bond| *bond == Bond::Unknown);
-        self.bonds.extend(bonds);
+        self.affinities
+            .retain(|affinity| *affinity == ServerAffinity::Unknown);
+        self.affinities.extend(affinities);
         self.listens = listens.into_iter().collect();
         self.prepared = prepared.into_iter().collect();
     }
 
     /// What no other server can be given.
-    pub fn bonds(&self) -> impl Iterator<Item = Bond> + '_ {
-        self.bonds.iter().copied()
+    pub fn affinities(&self) -> impl Iterator<Item = ServerAffinity> + '_ {
+        self.affinities.iter().copied()
     }
 
     /// True if SQL has prepared a statement of this name.
@@ -237,12 +238,12 @@ impl Keeps {
 
     /// True if the session must keep the server it has.
     pub fn is_bound(&self) -> bool {
-        !self.bonds.is_empty() || !self.listens.is_empty() || !self.prepared.is_empty()
+        !self.affinities.is_empty() || !self.listens.is_empty() || !self.prepared.is_empty()
     }
 
     /// True if something of the session is lost with its server.
     pub fn cannot_move(&self) -> bool {
-        !self.bonds.is_empty()
+        !self.affinities.is_empty()
     }
 
     /// True if the session waits for notifications, which only a connection brings.
@@ -262,14 +263,16 @@ impl Keeps {
     }
 }
 
-impl Bond {
+impl ServerAffinity {
     /// What it is, in words.
     pub fn what(self) -> &'static str {
         match self {
-            Bond::Temporary => "a temporary table",
-            Bond::Advisory => "an advisory lock",
-            Bond::HeldCursor => "a cursor WITH HOLD",
-            Bond::Unknown | Bond::Unread => "settings made in a way that cannot be repeated",
+            ServerAffinity::Temporary => "a temporary table",
+            ServerAffinity::Advisory => "an advisory lock",
+            ServerAffinity::HeldCursor => "a cursor WITH HOLD",
+            ServerAffinity::Unknown | ServerAffinity::Unread => {
+                "settings made in a way that cannot be repeated"
+            }
         }
     }
 }
@@ -288,7 +291,7 @@ mod tests {
 
     #[test]
     fn what_is_rolled_back_did_not_happen() {
-        let mut keeps = Keeps::default();
+        let mut keeps = SessionState::default();
         keeps.note(&set("1"));
         keeps.end(true);
         keeps.note(&set("2"));
@@ -300,7 +303,7 @@ mod tests {
 
     #[test]
     fn a_savepoint_undoes_what_came_after() {
-        let mut keeps = Keeps::default();
+        let mut keeps = SessionState::default();
         keeps.note(&set("1"));
         keeps.savepoint("s");
         keeps.note(&set("2"));
@@ -313,7 +316,7 @@ mod tests {
     // hazard: PROXY-61
     #[test]
     fn a_savepoint_that_was_released_is_gone() {
-        let mut keeps = Keeps::default();
+        let mut keeps = SessionState::default();
         keeps.savepoint("s");
         keeps.note(&set("1"));
         keeps.savepoint("s");
@@ -331,8 +334,8 @@ mod tests {
     fn discard_all_goes_back_to_the_startup_message() {
         let mut startup = Settings::default();
         startup.set("a.b", "0");
-        let mut keeps = Keeps::new(startup);
-        keeps.note(&Effect::Bond(Bond::Temporary));
+        let mut keeps = SessionState::new(startup);
+        keeps.note(&Effect::Affinity(ServerAffinity::Temporary));
         keeps.note(&set("1"));
         keeps.end(true);
         assert!(keeps.cannot_move());
@@ -346,23 +349,27 @@ mod tests {
     // hazard: PROXY-52
     #[test]
     fn what_is_taken_again_is_there() {
-        for bond in [Bond::Advisory, Bond::Temporary, Bond::HeldCursor] {
+        for affinity in [
+            ServerAffinity::Advisory,
+            ServerAffinity::Temporary,
+            ServerAffinity::HeldCursor,
+        ] {
             for is_undone in [false, true] {
-                let mut keeps = Keeps::default();
-                keeps.note(&Effect::Bond(bond));
+                let mut keeps = SessionState::default();
+                keeps.note(&Effect::Affinity(affinity));
                 keeps.end(true);
-                keeps.note(&Effect::Unbond(bond));
+                keeps.note(&Effect::NoAffinity(affinity));
                 keeps.savepoint("s");
-                keeps.note(&Effect::Bond(bond));
+                keeps.note(&Effect::Affinity(affinity));
                 if is_undone {
                     // A lock stays, and so may the rest.
                     keeps.rollback_to("s");
                 }
                 keeps.end(true);
-                assert!(keeps.cannot_move(), "{bond:?}");
-                keeps.note(&Effect::Unbond(bond));
+                assert!(keeps.cannot_move(), "{affinity:?}");
+                keeps.note(&Effect::NoAffinity(affinity));
                 keeps.end(true);
-                assert!(!keeps.is_bound(), "{bond:?}");
+                assert!(!keeps.is_bound(), "{affinity:?}");
             }
         }
     }
@@ -371,14 +378,14 @@ mod tests {
     // hazard: PROXY-52
     #[test]
     fn what_comes_behind_a_discard_is_there() {
-        let mut keeps = Keeps::default();
+        let mut keeps = SessionState::default();
         keeps.note(&Effect::Prepare(
             "gone".into(),
             "PREPARE gone AS SELECT 1".into(),
         ));
         keeps.end(true);
         keeps.note(&Effect::DiscardAll);
-        keeps.note(&Effect::Bond(Bond::Temporary));
+        keeps.note(&Effect::Affinity(ServerAffinity::Temporary));
         keeps.note(&Effect::Prepare("p".into(), "PREPARE p AS SELECT 1".into()));
         keeps.end(true);
         assert!(keeps.cannot_move());
@@ -395,7 +402,7 @@ mod tests {
         ] {
             let mut startup = Settings::default();
             startup.set("a.b", "0");
-            let mut keeps = Keeps::new(startup.clone());
+            let mut keeps = SessionState::new(startup.clone());
             let mut on_server = startup;
             keeps.note(&set("1"));
             keeps.note(&effect);
@@ -412,7 +419,7 @@ mod tests {
 
     #[test]
     fn a_new_server_is_given_what_the_old_one_had() {
-        let mut keeps = Keeps::default();
+        let mut keeps = SessionState::default();
         keeps.note(&Effect::Listen("Jobs".into()));
         keeps.note(&Effect::Prepare("p".into(), "PREPARE p AS SELECT 1".into()));
         keeps.end(true);

@@ -3,8 +3,8 @@
 //! Its connection goes to others after each transaction, and its locks are its own. Invariant: nothing of a session stays on it,
 //! and what it cannot do the active does, in the place of it.
 
-use super::super::sql::{Hint, Part};
-use super::unit::Unit;
+use super::super::sql::{Hint, SingleStatement};
+use super::batch::RequestBatch;
 use super::{Context, Effect, Out, Phase, Role, Server, Session};
 
 /// `read_only_sql_transaction`
@@ -14,13 +14,14 @@ impl Session {
     /// True if the messages that were noted must not go to the standby in hand, which others have next.
     pub(super) fn is_too_much_for_standby(&self, cx: &Context<'_>) -> bool {
         let is_standby = |link: &Server| link.epoch().is_none();
-        let noted = self.unit.iter().flat_map(|unit| &unit.noted);
+        let noted = self.batch.iter().flat_map(|batch| &batch.noted);
         let mut parts = noted
             .filter_map(|noted| noted.statement.as_ref())
             .flat_map(|statement| &statement.parts);
-        let is_hinted = |unit: &Unit| unit.facts.hint == Some(Hint::Standby) && unit.is_implicit();
-        let is_vouched_for = self.unit.as_deref().is_some_and(is_hinted);
-        let is_for_active = |part: &Part| match is_vouched_for {
+        let is_hinted =
+            |batch: &RequestBatch| batch.facts.hint == Some(Hint::Standby) && batch.is_implicit();
+        let is_vouched_for = self.batch.as_deref().is_some_and(is_hinted);
+        let is_for_active = |part: &SingleStatement| match is_vouched_for {
             true => part.is_for_active(),
             false => cx.catalog.is_for_active(part),
         };
@@ -41,32 +42,32 @@ impl Session {
             && self.link.as_deref().is_some_and(is_standby)
             && self.phase == Phase::Running
             && self
-                .unit
+                .batch
                 .as_ref()
-                .is_some_and(|unit| !unit.is_streamed && !unit.is_cut)
+                .is_some_and(|batch| !batch.is_streamed && !batch.is_cut)
     }
 
-    /// A standby says that the unit writes: what was known of a function is not so any more, or something writes that
+    /// A standby says that the batch writes: what was known of a function is not so any more, or something writes that
     /// nobody looks into.
     pub(super) fn learn_that_it_writes(&mut self, out: &mut Out) {
-        if let Some(unit) = &mut self.unit {
-            unit.is_known_to_write = true;
+        if let Some(batch) = &mut self.batch {
+            batch.is_known_to_write = true;
         }
         out.effects.push(Effect::LearnFunctions);
     }
 
-    /// The unit cannot be done by the standby in hand: the active does it.
+    /// The batch cannot be done by the standby in hand: the active does it.
     pub(super) fn leave_standby(&mut self, cx: &Context<'_>, out: &mut Out) {
         if let Some(link) = self.link.take() {
             self.remember(&link, None);
         }
         self.state = None;
-        self.slots.clear();
+        self.replies.clear();
         out.server.clear();
         out.effects.push(Effect::Drop);
-        if let Some(unit) = &mut self.unit {
-            unit.again();
-            unit.avoids_standbys = true;
+        if let Some(batch) = &mut self.batch {
+            batch.again();
+            batch.avoids_standbys = true;
         }
         if self.transaction.is_some() && !self.begin_replay(cx, out) {
             return;

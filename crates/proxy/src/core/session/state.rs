@@ -14,9 +14,9 @@
 
 use super::super::flaw::Flaw;
 use super::super::settings::quote_literal;
-use super::super::sql::{Bond, OWN_FUNCTIONS};
-use super::slots::{Ask, To};
-use super::unit::Unit;
+use super::super::sql::{OWN_FUNCTIONS, ServerAffinity};
+use super::batch::RequestBatch;
+use super::replies::{ReplyOwner, SentMessage};
 use super::{Context, Effect, Out, Phase, Server, Session};
 use protocol::frame;
 
@@ -95,15 +95,15 @@ impl Answer {
 
 impl Session {
     /// Something opaque goes to the server in hand.
-    pub(super) fn note_opaque(&mut self, unit: &mut Unit) {
+    pub(super) fn note_opaque(&mut self, batch: &mut RequestBatch) {
         if let Some(link) = &mut self.link {
-            link.is_tainted |= unit.facts.taints;
-            link.is_unasked |= unit.facts.is_opaque;
-            link.has_run_own |= unit.facts.runs_own;
-            link.is_changed |= unit.facts.is_opaque;
+            link.is_tainted |= batch.facts.taints;
+            link.is_unasked |= batch.facts.is_opaque;
+            link.has_run_own |= batch.facts.runs_own;
+            link.is_changed |= batch.facts.is_opaque;
         }
-        if unit.facts.runs_unseen {
-            for name in dotted_names(&unit.bytes) {
+        if batch.facts.runs_unseen {
+            for name in dotted_names(&batch.bytes) {
                 if !self.named_settings.contains(&name) && self.named_settings.len() < 1000 {
                     self.named_settings.push(name);
                 }
@@ -111,11 +111,16 @@ impl Session {
         }
     }
 
-    /// The whole unit was written, and nothing is open behind it, most probably: the question goes with it.
-    pub(super) fn ask_state_along(&mut self, cx: &Context<'_>, unit: &Unit, out: &mut Out) {
-        let ends = unit.is_implicit() || unit.facts.ends && !unit.facts.goes_on;
-        let is_plain = !unit.facts.copies_in && !unit.facts.is_unread && !unit.is_copying_in;
-        if unit.is_complete && ends && is_plain && self.phase == Phase::Running {
+    /// The whole batch was written, and nothing is open behind it, most probably: the question goes with it.
+    pub(super) fn ask_state_along(
+        &mut self,
+        cx: &Context<'_>,
+        batch: &RequestBatch,
+        out: &mut Out,
+    ) {
+        let ends = batch.is_implicit() || batch.facts.ends && !batch.facts.goes_on;
+        let is_plain = !batch.facts.copies_in && !batch.facts.is_unread && !batch.is_copying_in;
+        if batch.is_complete && ends && is_plain && self.phase == Phase::Running {
             self.ask_state(cx, out);
         }
     }
@@ -126,7 +131,7 @@ impl Session {
         if !wants || self.state.is_some() || cx.lacks(Flaw::StateNotAsked) {
             return false;
         }
-        let of_session = self.keeps.settings.names();
+        let of_session = self.session_state.settings.names();
         let (custom, plain): (Vec<&str>, Vec<&str>) =
             of_session.partition(|name| name.contains('.'));
         let named = self.named_settings.iter().map(String::as_str);
@@ -139,17 +144,20 @@ impl Session {
             link.unnamed = None;
         }
         frame::put(&mut out.server, b'Q', &[text.as_bytes(), b"\0"]);
-        self.slots.push(Ask::Query, To::State);
+        self.replies.push(SentMessage::Query, ReplyOwner::State);
         self.state = Some(Answer::default());
         true
     }
 
-    /// The unit is answered. Whether its end is told later, when it is known what the session has.
+    /// The batch is answered. Whether its end is told later, when it is known what the session has.
     pub(super) fn holds_ready(&mut self, cx: &Context<'_>, status: u8, out: &mut Out) -> bool {
-        if self.phase != Phase::Running || self.unit.is_none() {
+        if self.phase != Phase::Running || self.batch.is_none() {
             return false;
         }
-        let is_asked = self.slots.front().is_some_and(|slot| slot.to == To::State);
+        let is_asked = self
+            .replies
+            .front()
+            .is_some_and(|slot| slot.owner == ReplyOwner::State);
         let is_held = is_asked || status == b'I' && self.state.is_none() && self.ask_state(cx, out);
         if is_held {
             self.held_ready = Some(status);
@@ -182,7 +190,7 @@ impl Session {
     pub(super) fn state_ready(&mut self, cx: &Context<'_>, status: u8, out: &mut Out) {
         let answer = self.state.take().unwrap_or_default();
         let Some(held) = self.held_ready.take() else {
-            // Something else is still to be answered of the unit.
+            // Something else is still to be answered of the batch.
             self.take_state_if(cx, answer, status, out);
             return;
         };
@@ -200,7 +208,7 @@ impl Session {
         self.finish(cx, held, out);
     }
 
-    /// The unit's own effects are noted: what the server says comes on top.
+    /// The batch's own effects are noted: what the server says comes on top.
     pub(super) fn take_pending_state(&mut self, cx: &Context<'_>, out: &mut Out) {
         if let Some((answer, status)) = self.pending_state.take() {
             self.take_state_if(cx, answer, status, out);
@@ -222,39 +230,43 @@ impl Session {
         let is_unread = !is_read && link.has_run_own;
         link.is_unasked = is_unread;
         link.has_run_own = is_unread;
-        let computed = cx.catalog.computes_settings.then_some(Bond::Unknown);
-        let unread = is_unread.then_some(Bond::Unread);
+        let computed = cx
+            .catalog
+            .computes_settings
+            .then_some(ServerAffinity::Unknown);
+        let unread = is_unread.then_some(ServerAffinity::Unread);
         self.take_state(&answer, computed.or(unread), &mut link);
         self.link = Some(link);
     }
 
-    fn take_state(&mut self, answer: &Answer, hidden: Option<Bond>, link: &mut Server) {
+    fn take_state(&mut self, answer: &Answer, hidden: Option<ServerAffinity>, link: &mut Server) {
         let is_active = link.epoch().is_some();
-        let (mut bonds, mut channels, mut prepared) = (Vec::new(), Vec::new(), Vec::new());
+        let (mut affinities, mut channels, mut prepared) = (Vec::new(), Vec::new(), Vec::new());
         for (kind, name, value) in &answer.rows {
             let name = name.to_ascii_lowercase();
-            let has = self.keeps.settings.has(&name);
+            let has = self.session_state.settings.has(&name);
             let value = value.as_deref();
             match kind {
                 b's' | b'c' | b'r' => {
                     let none = if *kind == b'r' { "none" } else { "" };
                     let is_set = value.is_some_and(|value| value != none) || *kind == b's';
                     let value = value.unwrap_or_default();
-                    if is_set && self.keeps.settings.value(&name) != Some(value) {
-                        self.keeps.settings.set(&name, value);
+                    if is_set && self.session_state.settings.value(&name) != Some(value) {
+                        self.session_state.settings.set(&name, value);
                         link.settings.set(&name, value);
-                    } else if !is_set && has && self.keeps.settings.value(&name) != Some("") {
-                        self.keeps.settings.remove(&name);
+                    } else if !is_set && has && self.session_state.settings.value(&name) != Some("")
+                    {
+                        self.session_state.settings.remove(&name);
                         link.settings.remove(&name);
                     }
                 }
                 b'x' => {
-                    self.keeps.settings.remove(&name);
+                    self.session_state.settings.remove(&name);
                     link.settings.remove(&name);
                 }
-                b'l' => bonds.push(Bond::Advisory),
-                b't' => bonds.push(Bond::Temporary),
-                b'h' => bonds.push(Bond::HeldCursor),
+                b'l' => affinities.push(ServerAffinity::Advisory),
+                b't' => affinities.push(ServerAffinity::Temporary),
+                b'h' => affinities.push(ServerAffinity::HeldCursor),
                 _ => {}
             }
         }
@@ -268,11 +280,12 @@ impl Session {
             }
         }
         if is_active {
-            self.keeps.has_on_server(&bonds, channels, prepared);
-            if let Some(bond) = hidden {
-                self.keeps.bind(bond);
+            self.session_state
+                .has_on_server(&affinities, channels, prepared);
+            if let Some(affinity) = hidden {
+                self.session_state.bind(affinity);
             }
-        } else if !bonds.is_empty() || !channels.is_empty() || !prepared.is_empty() {
+        } else if !affinities.is_empty() || !channels.is_empty() || !prepared.is_empty() {
             link.is_tainted = true;
         }
     }
@@ -288,9 +301,9 @@ impl Session {
             // It was answered, but for its end.
             self.finish(cx, status, out);
         }
-        let is_between = self.status == b'I' && self.unit.is_none();
+        let is_between = self.status == b'I' && self.batch.is_none();
         if was_unasked && is_between && !cx.lacks(Flaw::StateNotAsked) {
-            self.keeps.bind(Bond::Unknown);
+            self.session_state.bind(ServerAffinity::Unknown);
         }
     }
 

@@ -1,4 +1,4 @@
-//! What becomes of units and transactions whose server is lost, message by message.
+//! What becomes of batches and transactions whose server is lost, message by message.
 
 mod durability;
 mod held;
@@ -276,7 +276,7 @@ fn a_copy_that_fails_in_the_middle_leaves_nothing_behind() {
         desk.say(b'S', &[]);
         desk.answer(&[], b'I');
         assert_eq!(desk.heard(), "1 2 n G 22P02 ZI");
-        assert!(desk.session.slots.is_empty() && desk.session.is_idle());
+        assert!(desk.session.replies.is_empty() && desk.session.is_idle());
         desk.query("SELECT 1", "SELECT 1", b'I');
         assert_eq!(desk.heard(), "SELECT 1 ZI");
     }
@@ -367,12 +367,14 @@ fn a_pipeline_without_an_end_is_not_kept() {
         desk.heard();
         let kept = desk
             .session
-            .unit
+            .batch
             .as_ref()
-            .map_or(0, |unit| unit.bytes.capacity());
+            .map_or(0, |batch| batch.bytes.capacity());
         assert!(kept < 300_000, "{kept} bytes");
-        let unit = desk.session.unit.as_ref();
-        let count = unit.map_or(0, |unit| unit.facts.statements.len() + unit.complete.len());
+        let batch = desk.session.batch.as_ref();
+        let count = batch.map_or(0, |batch| {
+            batch.facts.statements.len() + batch.complete.len()
+        });
         assert!(count < 50, "{count} statements");
     }
     desk.take_over(900);

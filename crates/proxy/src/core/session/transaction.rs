@@ -2,12 +2,12 @@
 
 use bytes::Bytes;
 
+use super::batch::RequestBatch;
 use super::digest::Digest;
 use super::kept::Rows;
 use super::reason::Reason;
-use super::unit::Unit;
 
-/// A unit that was answered.
+/// A batch that was answered.
 #[derive(Debug, Clone)]
 pub struct Stored {
     /// The client's messages.
@@ -23,8 +23,8 @@ pub struct Stored {
 /// What an open transaction did.
 #[derive(Debug, Default)]
 pub struct Transaction {
-    /// Unit by unit; empty if it cannot be replayed.
-    pub units: Vec<Stored>,
+    /// Batch by batch; empty if it cannot be replayed.
+    pub batches: Vec<Stored>,
     bytes: usize,
     /// Why it cannot be replayed, if so.
     pub obstacle: Option<Reason>,
@@ -44,23 +44,23 @@ impl Transaction {
         }
     }
 
-    /// Another unit was answered.
-    pub fn store(&mut self, unit: &Unit, status: u8, limit_bytes: usize) {
+    /// Another batch was answered.
+    pub fn store(&mut self, batch: &RequestBatch, status: u8, limit_bytes: usize) {
         if self.obstacle.is_some() {
             return;
         }
-        self.bytes += unit.bytes.len() + unit.rows.bytes();
-        if unit.facts.cannot_repeat {
+        self.bytes += batch.bytes.len() + batch.rows.bytes();
+        if batch.facts.cannot_repeat {
             self.obstruct(Reason::Effects);
-        } else if unit.is_streamed {
+        } else if batch.is_streamed {
             self.obstruct(Reason::LargeAnswer);
-        } else if unit.is_cut || self.bytes > limit_bytes {
+        } else if batch.is_cut || self.bytes > limit_bytes {
             self.obstruct(Reason::LongStatements);
         } else {
-            self.units.push(Stored {
-                bytes: Bytes::copy_from_slice(&unit.bytes),
-                answered: unit.answered,
-                rows: unit.rows.clone(),
+            self.batches.push(Stored {
+                bytes: Bytes::copy_from_slice(&batch.bytes),
+                answered: batch.answered,
+                rows: batch.rows.clone(),
                 status,
             });
         }
@@ -68,6 +68,6 @@ impl Transaction {
 
     fn obstruct(&mut self, obstacle: Reason) {
         self.obstacle = Some(obstacle);
-        self.units = Vec::new();
+        self.batches = Vec::new();
     }
 }

@@ -4,14 +4,14 @@ use bytes::{Buf, Bytes, BytesMut};
 
 use super::super::flaw::Flaw;
 use super::ask::XidState;
+use super::batch::RequestBatch;
 use super::ending::{Ending, TIMEOUTS};
 use super::held::drop_complete;
 use super::local::Durability;
 use super::reason::Reason;
-use super::slots::{Ask, To};
+use super::replies::{ReplyOwner, SentMessage};
 use super::standby::READ_ONLY;
 use super::transaction::Transaction;
-use super::unit::Unit;
 use super::{Context, Out, Phase, Session, Wait};
 use protocol::frame;
 
@@ -62,7 +62,7 @@ impl Session {
                 }
                 Ok(_) => break,
                 Err(error) => {
-                    tracing::error!(%error, "a server's answer makes no sense");
+                    tracing::error!(%error, "invalid message from a server");
                     at = input.len();
                     self.server_lost(cx, out);
                 }
@@ -79,18 +79,18 @@ impl Session {
 
     /// True if a message that is not all there may go to the client already.
     fn may_stream(&mut self, tag: u8, len: usize) -> bool {
-        let to = self.slots.front().map(|slot| slot.to);
-        let is_clients = matches!(to, Some(To::Client | To::Wrapped));
-        let Some(unit) = &mut self.unit else {
+        let to = self.replies.front().map(|slot| slot.owner);
+        let is_clients = matches!(to, Some(ReplyOwner::Client | ReplyOwner::Wrapped));
+        let Some(batch) = &mut self.batch else {
             return false;
         };
         let streams = matches!(tag, b'D' | b'd')
             && len > STREAMED_BYTES
             && is_clients
             && self.phase == Phase::Running
-            && unit.durability != Durability::Told
-            && unit.had.is_none();
-        unit.is_streamed |= streams;
+            && batch.durability != Durability::Told
+            && batch.had.is_none();
+        batch.is_streamed |= streams;
         streams
     }
 
@@ -99,8 +99,8 @@ impl Session {
             b'S' => self.parameter(bytes, out),
             b'N' => {
                 self.note_notice(bytes);
-                let is_own = |to| matches!(to, To::Setup | To::State);
-                let is_own = self.slots.front().is_some_and(|slot| is_own(slot.to));
+                let is_own = |to| matches!(to, ReplyOwner::Setup | ReplyOwner::State);
+                let is_own = self.replies.front().is_some_and(|slot| is_own(slot.owner));
                 if !is_own && matches!(self.phase, Phase::Running | Phase::Idle) {
                     out.client.extend_from_slice(bytes);
                 }
@@ -110,7 +110,7 @@ impl Session {
             b'Z' => self.server_ready(cx, bytes[frame::HEADER_BYTES], out),
             tag => self.answer(tag, bytes, out),
         }
-        let differs = self.unit.as_ref().is_some_and(|unit| unit.differs);
+        let differs = self.batch.as_ref().is_some_and(|batch| batch.differs);
         if differs && !cx.lacks(Flaw::AnswersNotCompared) {
             self.fail_as_other(out);
         }
@@ -138,64 +138,72 @@ impl Session {
             return;
         };
         link.reported.put(name, value);
-        let is_setup = self.slots.front().is_some_and(|slot| slot.to == To::Setup);
+        let is_setup = self
+            .replies
+            .front()
+            .is_some_and(|slot| slot.owner == ReplyOwner::Setup);
         if !is_setup && name != "in_hot_standby" && self.told.put(name, value) {
             out.client.extend_from_slice(bytes);
         }
     }
 
     fn answer(&mut self, tag: u8, bytes: &[u8], out: &mut Out) {
-        self.slots.skip_copy_ends();
-        let Some(slot) = self.slots.front() else {
+        self.replies.skip_copy_ends();
+        let Some(slot) = self.replies.front() else {
             return;
         };
-        let to = slot.to;
+        let to = slot.owner;
         let is_over = matches!(
-            (&slot.ask, tag),
-            (Ask::Parse(_), b'1')
-                | (Ask::Bind, b'2')
-                | (Ask::Close, b'3')
-                | (Ask::Describe | Ask::DescribeStatement, b'T' | b'n')
-                | (Ask::Execute, b'C' | b'I' | b's')
+            (&slot.sent, tag),
+            (SentMessage::Parse(_), b'1')
+                | (SentMessage::Bind, b'2')
+                | (SentMessage::Close, b'3')
+                | (
+                    SentMessage::Describe | SentMessage::DescribeStatement,
+                    b'T' | b'n'
+                )
+                | (SentMessage::Execute, b'C' | b'I' | b's')
         );
-        if matches!((to, tag), (To::Client | To::Wrapped, b'C' | b's'))
-            && let Some(unit) = &mut self.unit
+        if matches!(
+            (to, tag),
+            (ReplyOwner::Client | ReplyOwner::Wrapped, b'C' | b's')
+        ) && let Some(batch) = &mut self.batch
         {
-            unit.complete.push(frame::body(bytes) == b"ROLLBACK\0");
+            batch.complete.push(frame::body(bytes) == b"ROLLBACK\0");
         }
         match (to, tag) {
-            (To::Commit, b'C') => self.wrap_committed(bytes, out),
-            (To::Wrapped, b'C') => {
-                if let Some(unit) = &mut self.unit {
-                    unit.held.extend_from_slice(bytes);
+            (ReplyOwner::Commit, b'C') => self.wrap_committed(bytes, out),
+            (ReplyOwner::Wrapped, b'C') => {
+                if let Some(batch) = &mut self.batch {
+                    batch.held.extend_from_slice(bytes);
                 }
             }
-            (To::Client | To::Wrapped, _) => {
+            (ReplyOwner::Client | ReplyOwner::Wrapped, _) => {
                 self.note_answer(tag, bytes, out);
                 self.emit(bytes, out);
             }
-            (To::Xid, b'D') => self.hear_xid(frame::first_column(bytes)),
-            (To::State, b'D') => self.hear_state(bytes),
-            (To::Setup, b'D') if self.phase == Phase::Deciding => {
+            (ReplyOwner::Xid, b'D') => self.hear_xid(frame::first_column(bytes)),
+            (ReplyOwner::State, b'D') => self.hear_state(bytes),
+            (ReplyOwner::Setup, b'D') if self.phase == Phase::Deciding => {
                 self.hear_status(frame::first_column(bytes));
             }
             _ => {}
         }
         if is_over {
-            self.slots.pop();
+            self.replies.pop();
             self.flush_emits(out);
         }
     }
 
     /// The transaction that was put around a statement is over.
     fn wrap_committed(&mut self, bytes: &[u8], out: &mut Out) {
-        let has_failed = self.unit.as_ref().is_some_and(|unit| unit.has_failed);
+        let has_failed = self.batch.as_ref().is_some_and(|batch| batch.has_failed);
         if frame::body(bytes) == b"ROLLBACK\0" && !has_failed {
             // Our question was cancelled: it was the client's statement that was meant.
-            let owed = self.owed.take().unwrap_or_else(|| {
+            let deferred_error = self.deferred_error.take().unwrap_or_else(|| {
                 super::Refusal::error("57014", "canceling statement due to user request").to_bytes()
             });
-            self.client_error(b"", &owed, out);
+            self.client_error(b"", &deferred_error, out);
         }
     }
 
@@ -205,8 +213,8 @@ impl Session {
             b'G' => self.data_asked(out),
             b'W' => self.refuse_data(out),
             b'C' if frame::body(bytes) == b"ROLLBACK\0" => {
-                if let Some(unit) = &mut self.unit {
-                    unit.was_rolled_back = true;
+                if let Some(batch) = &mut self.batch {
+                    batch.was_rolled_back = true;
                 }
             }
             _ => {}
@@ -215,28 +223,28 @@ impl Session {
 
     /// The server asks for data.
     fn data_asked(&mut self, out: &mut Out) {
-        self.slots.copy_in();
-        let Some(unit) = &mut self.unit else {
+        self.replies.copy_in();
+        let Some(batch) = &mut self.batch else {
             return;
         };
-        unit.copies_begun += 1;
+        batch.copies_begun += 1;
         // If not, what the client has sent unasked ends it.
-        if unit.copies_begun <= unit.copies_ended {
-            unit.is_copying_in = false;
-        } else if unit.durability == Durability::Told {
+        if batch.copies_begun <= batch.copies_ended {
+            batch.is_copying_in = false;
+        } else if batch.durability == Durability::Told {
             self.refuse_data(out);
         } else {
-            unit.is_copying_in = true;
+            batch.is_copying_in = true;
             // The `Sync` that was there is ignored: another one comes after the data.
-            unit.is_complete &= unit.is_simple;
+            batch.is_complete &= batch.is_simple;
         }
     }
 
     /// Gives the client what it gets without a server, as far as it is its turn.
     pub(super) fn flush_emits(&mut self, out: &mut Out) {
-        while let Some(Ask::Emit(bytes)) = self.slots.front().map(|slot| &slot.ask) {
+        while let Some(SentMessage::Emit(bytes)) = self.replies.front().map(|slot| &slot.sent) {
             let bytes = bytes.clone();
-            self.slots.pop();
+            self.replies.pop();
             self.emit(&bytes, out);
         }
     }
@@ -257,15 +265,15 @@ impl Session {
             self.server_lost(cx, out);
             return;
         }
-        let Some(slot) = self.slots.front() else {
+        let Some(slot) = self.replies.front() else {
             return;
         };
-        let (to, is_query) = (slot.to, slot.ask == Ask::Query);
-        if to == To::State {
+        let (to, is_query) = (slot.owner, slot.sent == SentMessage::Query);
+        if to == ReplyOwner::State {
             self.state_failed();
             return;
         }
-        if to == To::Setup {
+        if to == ReplyOwner::Setup {
             self.setup_failed(cx, bytes, out);
             return;
         }
@@ -282,20 +290,21 @@ impl Session {
                 self.note_stale(cx);
             }
             self.forget_unparsed();
-            self.slots.fail();
+            self.replies.fail();
         }
-        let is_ours = matches!(to, To::Nobody | To::Xid);
-        if to == To::Wrapped
+        let is_ours = matches!(to, ReplyOwner::Nobody | ReplyOwner::Xid);
+        if to == ReplyOwner::Wrapped
             && fields.routine == PREVENTS
             && let Some(told) = frame::reworded(bytes, IN_OUR_BLOCK, IN_A_FUNCTION)
         {
             self.client_error(fields.code, &told, out);
-        } else if !is_ours || self.slots.end_is_clients() {
+        } else if !is_ours || self.replies.end_is_clients() {
             self.client_error(fields.code, bytes, out);
         } else if fields.code == FAILED_TRANSACTION {
             // What had failed before is known to the client, or owed already.
-        } else if self.status == b'T' || self.unit.as_ref().is_some_and(|unit| !unit.has_failed) {
-            self.owed = Some(Bytes::copy_from_slice(bytes));
+        } else if self.status == b'T' || self.batch.as_ref().is_some_and(|batch| !batch.has_failed)
+        {
+            self.deferred_error = Some(Bytes::copy_from_slice(bytes));
         }
     }
 
@@ -325,17 +334,17 @@ impl Session {
     }
 
     fn client_error(&mut self, code: &[u8], bytes: &[u8], out: &mut Out) {
-        if let Some(unit) = &mut self.unit {
-            unit.has_failed = true;
-            unit.is_copying_in = false;
-            if unit.is_wrapped {
+        if let Some(batch) = &mut self.batch {
+            batch.has_failed = true;
+            batch.is_copying_in = false;
+            if batch.is_wrapped {
                 // PostgreSQL would not have called the statement complete.
-                drop_complete(&mut unit.held);
+                drop_complete(&mut batch.held);
             }
         }
         self.tell_held(out);
-        match self.owed.take() {
-            Some(owed) if code == FAILED_TRANSACTION => self.emit(&owed, out),
+        match self.deferred_error.take() {
+            Some(deferred_error) if code == FAILED_TRANSACTION => self.emit(&deferred_error, out),
             _ => self.emit(bytes, out),
         }
     }
@@ -345,7 +354,7 @@ impl Session {
         let Some(link) = &mut self.link else {
             return;
         };
-        for name in self.slots.unparsed() {
+        for name in self.replies.unparsed() {
             match name {
                 Some(name) => {
                     link.prepared.remove(name);
@@ -358,31 +367,31 @@ impl Session {
     fn server_ready(&mut self, cx: &Context<'_>, status: u8, out: &mut Out) {
         // Whatever is still due before that, the server has skipped.
         self.forget_unparsed();
-        let Some(slot) = self.slots.pop_end() else {
+        let Some(slot) = self.replies.pop_end() else {
             return;
         };
         self.flush_emits(out);
-        match slot.to {
-            To::Setup => self.answered_for_us(cx, out),
-            To::Nobody | To::Xid => {}
-            To::Wrapped => self.wrapped(cx, out),
-            To::State => self.state_ready(cx, status, out),
-            To::Client if self.closes_stale(out) => {}
+        match slot.owner {
+            ReplyOwner::Setup => self.answered_for_us(cx, out),
+            ReplyOwner::Nobody | ReplyOwner::Xid => {}
+            ReplyOwner::Wrapped => self.wrapped(cx, out),
+            ReplyOwner::State => self.state_ready(cx, status, out),
+            ReplyOwner::Client if self.closes_stale(out) => {}
             _ if self.holds_ready(cx, status, out) => {}
             _ if self.phase == Phase::Replaying => self.replayed(cx, status, out),
-            To::Client | To::Commit => self.finish(cx, status, out),
+            ReplyOwner::Client | ReplyOwner::Commit => self.finish(cx, status, out),
         }
     }
 
     /// A statement in a transaction of the proxy's is answered; a `COPY` may have failed before it began.
     fn wrapped(&mut self, cx: &Context<'_>, out: &mut Out) {
-        let Some(mut unit) = self.unit.take() else {
+        let Some(mut batch) = self.batch.take() else {
             return;
         };
-        if !unit.has_sent_commit {
-            self.end_wrapped(cx, &mut unit, out);
+        if !batch.has_sent_commit {
+            self.end_wrapped(cx, &mut batch, out);
         }
-        self.unit = Some(unit);
+        self.batch = Some(batch);
     }
 
     /// A question of the session's own was answered.
@@ -417,33 +426,33 @@ impl Session {
         self.close(&refusal, out);
     }
 
-    /// The unit is answered.
+    /// The batch is answered.
     pub(super) fn finish(&mut self, cx: &Context<'_>, status: u8, out: &mut Out) {
         self.tell_held(out);
-        let Some(mut unit) = self.unit.take() else {
+        let Some(mut batch) = self.batch.take() else {
             return;
         };
-        if unit.had.is_some() {
-            self.unit = Some(unit);
+        if batch.had.is_some() {
+            self.batch = Some(batch);
             self.fail_as_other(out);
             return;
         }
-        self.pay_owed(&unit, status, out);
-        Session::tell_unit_cancelled(&mut unit, out);
-        self.counts.in_doubt_unknown += u64::from(unit.durability == Durability::Told);
+        self.pay_owed(&batch, status, out);
+        Session::tell_batch_cancelled(&mut batch, out);
+        self.counts.in_doubt_unknown += u64::from(batch.durability == Durability::Told);
         self.counts.answered(status);
-        self.note_effects(&mut unit, status);
+        self.note_effects(&mut batch, status);
         self.take_pending_state(cx, out);
-        if unit.facts.defines && !unit.has_failed {
+        if batch.facts.defines && !batch.has_failed {
             out.effects.push(super::Effect::LearnFunctions);
         }
         self.status = status;
         if status == b'I' {
             self.end_transaction();
-        } else if unit.facts.goes_on {
-            self.begin_anew(&unit);
+        } else if batch.facts.goes_on {
+            self.begin_anew(&batch);
         } else {
-            self.keep_unit(cx, &unit, status);
+            self.keep_batch(cx, &batch, status);
         }
         self.phase = Phase::Idle;
         frame::put_ready(&mut out.client, status);
@@ -458,13 +467,13 @@ impl Session {
         self.has_unasked_writes = false;
         self.has_notified = false;
         self.may_have_notified = false;
-        self.owed = None;
+        self.deferred_error = None;
         self.replay = None;
     }
 
-    /// The transaction that is open now began in a unit that has ended another one: the id that is known, if one is, is not
+    /// The transaction that is open now began in a batch that has ended another one: the id that is known, if one is, is not
     /// its own, and what has begun it cannot be run again.
-    fn begin_anew(&mut self, unit: &Unit) {
+    fn begin_anew(&mut self, batch: &RequestBatch) {
         let is_on_standby = self
             .transaction
             .as_ref()
@@ -476,13 +485,13 @@ impl Session {
         if let Some(link) = self.link.as_deref().filter(|link| link.epoch().is_some()) {
             self.seen.on_active(link.uncertain_epoch());
         }
-        self.has_unasked_writes = unit.facts.writes;
+        self.has_unasked_writes = batch.facts.writes;
         let mut transaction = Transaction::obstructed(Reason::Chained, is_on_standby);
-        transaction.has_reached_out = unit.facts.reaches_out;
+        transaction.has_reached_out = batch.facts.reaches_out;
         self.transaction = Some(Box::new(transaction));
     }
 
-    fn keep_unit(&mut self, cx: &Context<'_>, unit: &Unit, status: u8) {
+    fn keep_batch(&mut self, cx: &Context<'_>, batch: &RequestBatch, status: u8) {
         let replays = self.replays(cx);
         let is_on_standby = self
             .link
@@ -492,9 +501,9 @@ impl Session {
             .transaction
             .get_or_insert_with(|| Box::new(Transaction::default()));
         transaction.is_on_standby = is_on_standby;
-        transaction.has_reached_out |= unit.facts.reaches_out || unit.has_reached_out;
+        transaction.has_reached_out |= batch.facts.reaches_out || batch.has_reached_out;
         if replays {
-            transaction.store(unit, status, cx.rules.replay_bytes);
+            transaction.store(batch, status, cx.rules.replay_bytes);
         } else {
             transaction.obstacle = Some(Reason::Off);
         }

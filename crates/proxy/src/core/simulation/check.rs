@@ -4,7 +4,7 @@ use std::collections::HashMap;
 
 use simulate::Coverage;
 
-use super::client::{Client, Op, Told};
+use super::client::{Client, Op, TransactionRecord};
 use super::server::Commit;
 use super::{Broken, World};
 use crate::core::version::ReadMode;
@@ -34,7 +34,11 @@ impl World {
     }
 
     /// What was told to have committed is in the log, as its client saw it; what was told not to is not.
-    fn check_outcome(&self, told: &Told, coverage: &mut Coverage) -> Result<(), Broken> {
+    fn check_outcome(
+        &self,
+        told: &TransactionRecord,
+        coverage: &mut Coverage,
+    ) -> Result<(), Broken> {
         let appends: Vec<(u32, u32)> = appends_of(told).collect();
         coverage.one(match told.committed {
             Some(true) => "committed",
@@ -106,7 +110,7 @@ impl World {
     fn must_see(
         &self,
         client: &Client,
-        told: &Told,
+        told: &TransactionRecord,
         key: u32,
         list: &[u32],
         seen: &mut HashMap<u32, usize>,
@@ -116,11 +120,12 @@ impl World {
             ReadMode::Session => other.id == client.id,
             _ => false,
         };
-        let is_of_session =
-            |other: &&Told| self.rules.read != ReadMode::Session || other.session == told.session;
+        let is_of_session = |other: &&TransactionRecord| {
+            self.rules.read != ReadMode::Session || other.session == told.session
+        };
         let earlier = self.clients.iter().filter(of_whom).flat_map(|other| {
             // Of what is not known to have committed its client looks for the effects.
-            let may_be_there = move |told: &&Told| match other.id == client.id {
+            let may_be_there = move |told: &&TransactionRecord| match other.id == client.id {
                 true => told.committed != Some(false),
                 false => told.committed == Some(true),
             };
@@ -157,7 +162,7 @@ impl World {
     }
 }
 
-fn appends_of(told: &Told) -> impl Iterator<Item = (u32, u32)> + '_ {
+fn appends_of(told: &TransactionRecord) -> impl Iterator<Item = (u32, u32)> + '_ {
     told.ops.iter().filter_map(|op| match op {
         Op::Append(key, value) | Op::Call(key, value) | Op::Operate(key, value) => {
             Some((*key, *value))

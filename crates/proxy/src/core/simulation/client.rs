@@ -98,9 +98,9 @@ impl Op {
     }
 }
 
-/// What a client was told of a transaction.
+/// Record of a transaction: its operations, and the client's answers.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Told {
+pub struct TransactionRecord {
     pub ops: Vec<Op>,
     /// In which of its client's sessions.
     pub session: usize,
@@ -115,10 +115,10 @@ pub struct Told {
     pub errors: Vec<String>,
 }
 
-impl Told {
+impl TransactionRecord {
     /// Of a transaction that begins now.
-    fn of(ops: Vec<Op>, session: usize, now: u64) -> Told {
-        Told {
+    fn of(ops: Vec<Op>, session: usize, now: u64) -> TransactionRecord {
+        TransactionRecord {
             ops,
             session,
             from: now,
@@ -148,7 +148,7 @@ pub struct Client {
     /// Answers.
     pub received: BytesMut,
     todo: VecDeque<Vec<Op>>,
-    current: Option<Told>,
+    current: Option<TransactionRecord>,
     next: usize,
     is_waiting: bool,
     is_extended: bool,
@@ -159,7 +159,7 @@ pub struct Client {
     /// The setting, as far as the client knows.
     setting: String,
     pending_setting: Option<String>,
-    pub history: Vec<Told>,
+    pub history: Vec<TransactionRecord>,
     pub is_closed: bool,
     /// Its session was ended, as is due.
     pub is_sent_away: bool,
@@ -265,7 +265,7 @@ impl Client {
                 return;
             };
             self.next = 0;
-            self.current = Some(Told::of(ops, self.ended, now));
+            self.current = Some(TransactionRecord::of(ops, self.ended, now));
         }
         let Some(op) = self
             .current
@@ -423,7 +423,7 @@ impl Client {
             told.to = now;
             self.end();
             self.next = 0;
-            self.current = Some(Told::of(ops, self.ended, now));
+            self.current = Some(TransactionRecord::of(ops, self.ended, now));
         }
     }
 

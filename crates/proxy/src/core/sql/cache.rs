@@ -9,7 +9,7 @@ use super::calls;
 use super::classify::classify;
 use super::scan::{Shape, Words, shape};
 use super::shrink::{depth, shrink};
-use super::{Bond, Effect, Kind, Statement};
+use super::{Effect, Kind, ServerAffinity, Statement};
 
 /// Statements that are remembered. One is a few hundred bytes with its key.
 const REMEMBERED: usize = 10_000;
@@ -142,10 +142,10 @@ fn unread(text: &[u8], is_cut: bool) -> Statement {
     let words = Words::of(text);
     let mut effects = Vec::new();
     if words.have(LOCKS) {
-        effects.push(Effect::Bond(Bond::Advisory));
+        effects.push(Effect::Affinity(ServerAffinity::Advisory));
     }
     if words.begin_with(CHANGE_SESSION) || words.have(LEAVE_SOMETHING) {
-        effects.push(Effect::Bond(Bond::Unknown));
+        effects.push(Effect::Affinity(ServerAffinity::Unknown));
     }
     Statement::unread(is_cut || words.have(ENDS), effects)
 }
@@ -286,7 +286,7 @@ mod tests {
     fn what_is_not_understood_may_leave_something() {
         let statements = Statements::default();
         let effects = |text: &[u8]| statements.look(text).parts[0].effects.clone();
-        let unknown = [Effect::Bond(Bond::Unknown)];
+        let unknown = [Effect::Affinity(ServerAffinity::Unknown)];
         for text in [
             &b"SET app.user = 'M\xfcller'"[..],
             b"/* understudy.read = active */ reset \xfc",
@@ -305,7 +305,7 @@ mod tests {
         ] {
             assert_eq!(effects(text), [], "{}", String::from_utf8_lossy(text));
         }
-        let lock = [Effect::Bond(Bond::Advisory)];
+        let lock = [Effect::Affinity(ServerAffinity::Advisory)];
         assert_eq!(effects(b"SELECT pg_advisory_lock(5), '\xfc'"), lock);
         let long = [&b"SET a.b = '"[..], &vec![b'a'; LONGEST_PARSED_BYTES], b"'"].concat();
         assert_eq!(effects(&long), unknown);

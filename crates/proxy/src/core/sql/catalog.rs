@@ -10,7 +10,7 @@
 use std::collections::{HashMap, HashSet};
 
 use super::calls::{EXECUTES_TEXT, HARMLESS, REPEATABLE, is_of_server, touches_large_objects};
-use super::{Kind, Part};
+use super::{Kind, SingleStatement};
 
 /// What a catalog says of all functions of a name.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
@@ -162,7 +162,7 @@ impl Catalog {
     }
 
     /// Judges what a statement names and calls.
-    pub fn judge(&self, part: &Part) -> Verdict {
+    pub fn judge(&self, part: &SingleStatement) -> Verdict {
         let mut verdict = Verdict {
             may_repeat: true,
             may_run_on_standby: true,
@@ -322,7 +322,7 @@ impl Catalog {
     }
 
     /// True if a statement leaves something on its connection of which only the server knows, so that a standby must not run it.
-    pub fn is_for_active(&self, part: &Part) -> bool {
+    pub fn is_for_active(&self, part: &SingleStatement) -> bool {
         let is_unread = matches!(part.kind, Kind::Opaque { .. });
         let verdict = self.judge(part);
         part.is_for_active()

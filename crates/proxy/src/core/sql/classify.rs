@@ -10,7 +10,7 @@ use super::calls;
 use super::kept;
 use super::uses::{Found, OF_TRANSACTION, Uses, is_temporary};
 use super::visit::visit;
-use super::{Begin, Bond, Effect, Kind, Own, Part, Statement};
+use super::{Begin, Effect, Kind, ProxyQuery, ServerAffinity, SingleStatement, Statement};
 
 /// What `text` does. `None` if the parser does not understand it.
 pub fn classify(text: &str) -> Option<Statement> {
@@ -18,19 +18,19 @@ pub fn classify(text: &str) -> Option<Statement> {
         .ok()?
         .protobuf;
     let mut parts = Vec::with_capacity(tree.stmts.len());
-    let mut own = None;
+    let mut proxy_query = None;
     for raw in &tree.stmts {
         let node = raw.stmt.as_ref()?.node.as_ref()?;
-        own = own.or(own_question(node));
+        proxy_query = proxy_query.or(proxy_query_of(node));
         parts.push(part(node, source(text, raw)));
     }
     // A question to us is answered by us only if nothing else is asked.
-    let own = own.filter(|_| parts.len() == 1);
+    let proxy_query = proxy_query.filter(|_| parts.len() == 1);
     Some(Statement {
         parts,
         has_parameters: false,
         hint: None,
-        own,
+        proxy_query,
     })
 }
 
@@ -61,15 +61,17 @@ pub fn source<'a>(text: &'a str, raw: &protobuf::RawStmt) -> &'a str {
     text.get(start..end).unwrap_or(text).trim()
 }
 
-fn own_question(node: &Tree) -> Option<Own> {
+fn proxy_query_of(node: &Tree) -> Option<ProxyQuery> {
     match node {
-        Tree::VariableShowStmt(show) if show.name == "understudy.version" => Some(Own::Version),
+        Tree::VariableShowStmt(show) if show.name == "understudy.version" => {
+            Some(ProxyQuery::Version)
+        }
         _ => None,
     }
 }
 
-fn part(node: &Tree, text: &str) -> Part {
-    let mut part = Part {
+fn part(node: &Tree, text: &str) -> SingleStatement {
+    let mut part = SingleStatement {
         kind: Kind::Write,
         calls: Vec::new(),
         uses: Uses::default(),
@@ -91,22 +93,25 @@ fn part(node: &Tree, text: &str) -> Part {
         part.kind = Kind::Write;
     }
     if found.into_temporary {
-        part.effects.push(Effect::Bond(Bond::Temporary));
+        part.effects
+            .push(Effect::Affinity(ServerAffinity::Temporary));
     }
     let is_certain = certain_calls(node) == found.calls.len();
     for name in &found.calls {
         part.has_large_objects |= calls::touches_large_objects(name);
         if calls::takes_advisory_lock(name) {
-            part.effects.push(Effect::Bond(Bond::Advisory));
+            part.effects
+                .push(Effect::Affinity(ServerAffinity::Advisory));
         }
         if name.as_ref() == UNLOCKS_ALL && is_certain {
-            part.effects.push(Effect::Unbond(Bond::Advisory));
+            part.effects
+                .push(Effect::NoAffinity(ServerAffinity::Advisory));
         }
     }
     if is_certain {
         part.effects.append(&mut found.effects);
     } else if !found.effects.is_empty() {
-        part.effects.push(Effect::Bond(Bond::Unknown));
+        part.effects.push(Effect::Affinity(ServerAffinity::Unknown));
     }
     part.uses = found.uses;
     part.calls = found.calls;
@@ -182,13 +187,13 @@ fn kind(node: &Tree, text: &str, effects: &mut Vec<Effect>) -> Kind {
         Tree::DeclareCursorStmt(declare) => {
             // CURSOR_OPT_HOLD of PostgreSQL's parsenodes.h.
             if declare.options & 0x0020 != 0 {
-                effects.push(Effect::Bond(Bond::HeldCursor));
+                effects.push(Effect::Affinity(ServerAffinity::HeldCursor));
             }
             Kind::Session
         }
         Tree::ClosePortalStmt(close) => {
             if close.portalname.is_empty() {
-                effects.push(Effect::Unbond(Bond::HeldCursor));
+                effects.push(Effect::NoAffinity(ServerAffinity::HeldCursor));
             }
             Kind::Session
         }
@@ -198,29 +203,29 @@ fn kind(node: &Tree, text: &str, effects: &mut Vec<Effect>) -> Kind {
             // ON COMMIT DROP: it does not outlive its transaction.
             let is_dropped = create.oncommit == protobuf::OnCommitAction::OncommitDrop as i32;
             if !is_dropped {
-                effects.extend(bond_of(create.relation.as_ref()));
+                effects.extend(affinity_of(create.relation.as_ref()));
             }
             Kind::Write
         }
         Tree::CreateSeqStmt(create) => {
-            effects.extend(bond_of(create.sequence.as_ref()));
+            effects.extend(affinity_of(create.sequence.as_ref()));
             Kind::Write
         }
         Tree::CreateForeignTableStmt(create) => {
             let table = create.base_stmt.as_ref();
-            effects.extend(bond_of(table.and_then(|table| table.relation.as_ref())));
+            effects.extend(affinity_of(table.and_then(|table| table.relation.as_ref())));
             Kind::Write
         }
         Tree::CompositeTypeStmt(create) => {
-            effects.extend(bond_of(create.typevar.as_ref()));
+            effects.extend(affinity_of(create.typevar.as_ref()));
             Kind::Write
         }
         Tree::ViewStmt(view) => {
-            effects.extend(bond_of(view.view.as_ref()));
+            effects.extend(affinity_of(view.view.as_ref()));
             Kind::Write
         }
         Tree::LoadStmt(_) => {
-            effects.push(Effect::Bond(Bond::Unknown));
+            effects.push(Effect::Affinity(ServerAffinity::Unknown));
             Kind::Alone
         }
         node if is_alone(node, text) => Kind::Alone,
@@ -317,10 +322,10 @@ fn inner(node: Option<&protobuf::Node>) -> Option<&Tree> {
     node?.node.as_ref()
 }
 
-fn bond_of(relation: Option<&protobuf::RangeVar>) -> Option<Effect> {
+fn affinity_of(relation: Option<&protobuf::RangeVar>) -> Option<Effect> {
     let relation = relation?;
     let is_temporary = is_temporary(&relation.relpersistence, &relation.schemaname);
-    is_temporary.then_some(Effect::Bond(Bond::Temporary))
+    is_temporary.then_some(Effect::Affinity(ServerAffinity::Temporary))
 }
 
 /// Statements that refuse a transaction block, at least in some form, or that may commit by themselves.
@@ -403,7 +408,7 @@ fn kind_of_discard(mode: DiscardMode, effects: &mut Vec<Effect>) -> Kind {
             Kind::Alone
         }
         DiscardMode::DiscardTemp => {
-            effects.push(Effect::Unbond(Bond::Temporary));
+            effects.push(Effect::NoAffinity(ServerAffinity::Temporary));
             Kind::Write
         }
         _ => Kind::Session,

@@ -75,9 +75,9 @@ pub struct Begin {
     pub is_serializable: bool,
 }
 
-/// Something that a session has from now on and no other server can be given.
+/// State that binds a session to its server, as no other server can be given it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
-pub enum Bond {
+pub enum ServerAffinity {
     /// A temporary table, view or sequence.
     Temporary,
     /// An advisory lock of the session.
@@ -95,10 +95,10 @@ pub enum Bond {
 pub enum Effect {
     /// A setting changes.
     Set(Change),
-    /// The session has something that cannot be made anew.
-    Bond(Bond),
-    /// All of that kind is gone.
-    Unbond(Bond),
+    /// The session is bound to its server by this.
+    Affinity(ServerAffinity),
+    /// Nothing of this kind binds it any more.
+    NoAffinity(ServerAffinity),
     /// `LISTEN` on a channel.
     Listen(Box<str>),
     /// `UNLISTEN`; of all channels if none is named.
@@ -115,7 +115,7 @@ pub enum Effect {
 
 /// One statement of a text.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Part {
+pub struct SingleStatement {
     /// What it does to its transaction.
     pub kind: Kind,
     /// The functions that it calls by name, in lower case, without their schemas.
@@ -142,18 +142,18 @@ pub struct Part {
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Statement {
     /// In order; none for an empty text.
-    pub parts: Vec<Part>,
+    pub parts: Vec<SingleStatement>,
     /// It has a parameter like `$1`.
     pub has_parameters: bool,
     /// What a comment asks the proxy for.
     pub hint: Option<Hint>,
     /// What the proxy answers by itself.
-    pub own: Option<Own>,
+    pub proxy_query: Option<ProxyQuery>,
 }
 
-/// A question to the proxy itself.
+/// Query that the proxy answers by itself.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Own {
+pub enum ProxyQuery {
     /// `SHOW understudy.version`.
     Version,
 }
@@ -176,7 +176,7 @@ impl Statement {
 
     /// A text that the parser does not understand, or was not given, and that may have these effects.
     pub fn unread(may_end: bool, effects: Vec<Effect>) -> Statement {
-        let part = Part {
+        let part = SingleStatement {
             kind: Kind::Opaque { may_end },
             calls: Vec::new(),
             uses: Uses::default(),
@@ -192,12 +192,12 @@ impl Statement {
             parts: vec![part],
             has_parameters: false,
             hint: None,
-            own: None,
+            proxy_query: None,
         }
     }
 
     /// The only statement of the text.
-    pub fn only(&self) -> Option<&Part> {
+    pub fn only(&self) -> Option<&SingleStatement> {
         match self.parts.as_slice() {
             [part] => Some(part),
             _ => None,
@@ -205,7 +205,7 @@ impl Statement {
     }
 }
 
-impl Part {
+impl SingleStatement {
     /// True if it ends a transaction block, as far as anybody can tell.
     pub fn may_end(&self) -> bool {
         matches!(
@@ -253,7 +253,7 @@ impl Part {
         let leaves_something = |effect: &Effect| {
             matches!(
                 effect,
-                Effect::Bond(_)
+                Effect::Affinity(_)
                     | Effect::Prepare(..)
                     | Effect::Deallocate(_)
                     | Effect::Execute(_)

@@ -7,7 +7,7 @@
 use super::super::settings::Change;
 use super::calls;
 use super::visit::Visitor;
-use super::{Bond, Effect};
+use super::{Effect, ServerAffinity};
 
 /// What a statement names, without schemas. Names come once, in order.
 #[derive(Debug, Default, Clone, PartialEq, Eq)]
@@ -257,7 +257,7 @@ fn set_config(constants: &[(usize, Constant)]) -> Option<Effect> {
     }
     let is_for_session = argument(2) == Some(&Constant::Truth(false));
     let (Some(name), Some(value), true) = (text(0), text(1), is_for_session) else {
-        return Some(Effect::Bond(Bond::Unknown));
+        return Some(Effect::Affinity(ServerAffinity::Unknown));
     };
     if OF_TRANSACTION.contains(&name.to_ascii_lowercase().as_str()) {
         return None;

@@ -12,9 +12,9 @@ impl Client {
     /// Counts what is over since it was looked last.
     pub(super) fn note_activity(&mut self) {
         let (activity, counts) = (Activity::of(&self.session), self.session.counts());
-        let Numbers { clocks, own, .. } = &mut self.numbers;
+        let Numbers { clocks, tally, .. } = &mut self.numbers;
         if clocks.differ(activity, &counts) {
-            clocks.note(activity, &counts, Instant::now(), &mut own.lock());
+            clocks.note(activity, &counts, Instant::now(), &mut tally.lock());
         }
     }
 
@@ -24,13 +24,13 @@ impl Client {
         let numbers = &mut self.numbers;
         if counts != numbers.counted {
             self.proxy.totals.add(&numbers.counted, &counts);
-            self.handle.units.store(counts.units, Ordering::Relaxed);
+            self.handle.batches.store(counts.batches, Ordering::Relaxed);
             numbers.counted = counts;
         }
         if numbers.received + numbers.sent > 0 {
-            let mut own = numbers.own.lock();
-            own.received += std::mem::take(&mut numbers.received);
-            own.sent += std::mem::take(&mut numbers.sent);
+            let mut tally = numbers.tally.lock();
+            tally.received += std::mem::take(&mut numbers.received);
+            tally.sent += std::mem::take(&mut numbers.sent);
         }
     }
 

@@ -85,7 +85,7 @@ impl Client {
             is_unix: self.socket.is_unix(),
             peer: self.handle.peer,
             age_s: self.handle.since.elapsed().as_secs(),
-            units: self.session.counts().units,
+            batches: self.session.counts().batches,
             login: self.pool.login(),
             input: self.input.to_vec(),
             output: self.out.client.to_vec(),

@@ -43,9 +43,9 @@ pub struct Limit {
 }
 
 impl Limit {
-    /// Notes what the client does now; `units` tells one statement from the next.
-    pub fn watch(&mut self, session: &Session, units: u64, scope: &Scope) {
-        let now = (Activity::of(session), units);
+    /// Notes what the client does now; `batches` tells one statement from the next.
+    pub fn watch(&mut self, session: &Session, batches: u64, scope: &Scope) {
+        let now = (Activity::of(session), batches);
         if self.since == Some(now) {
             return;
         }

@@ -4,12 +4,12 @@ use std::time::Instant;
 
 use crate::core::session::Counts;
 use crate::core::stats::Clocks;
-use crate::driver::stats::Own;
+use crate::driver::stats::SharedTally;
 
 /// Numbers of a client that are not those of its user and database yet.
 pub struct Numbers {
     /// Those of its user and database.
-    pub own: Own,
+    pub tally: SharedTally,
     /// Counts of the session that are in the totals.
     pub counted: Counts,
     /// Clocks of its statements and transactions.
@@ -23,11 +23,11 @@ pub struct Numbers {
 
 impl Numbers {
     /// Those of a client whose session has counted so much already.
-    pub fn new(own: Own, counts: &Counts) -> Numbers {
+    pub fn new(tally: SharedTally, counts: &Counts) -> Numbers {
         let mut clocks = Clocks::default();
         clocks.begin_at(counts);
         Numbers {
-            own,
+            tally,
             counted: Counts::default(),
             clocks,
             received: 0,
@@ -44,7 +44,7 @@ impl Numbers {
     /// It has got one.
     pub fn has_waited(&mut self) {
         if let Some(since) = self.wait.take() {
-            self.own.lock().waits.observe(since.elapsed());
+            self.tally.lock().waits.observe(since.elapsed());
         }
     }
 }

@@ -18,8 +18,8 @@ impl Client {
     /// Ends the client if it has kept still, or a statement has run, for too long.
     pub(super) fn keep_limit(&mut self, wake: &mut Wake<'_>) -> bool {
         self.heed_settings();
-        let units = self.session.counts().units;
-        self.limit.watch(&self.session, units, &self.scope);
+        let batches = self.session.counts().batches;
+        self.limit.watch(&self.session, batches, &self.scope);
         let Some((refusal, is_statement)) = self.limit.poll(wake) else {
             return false;
         };

@@ -90,7 +90,7 @@ pub struct ClientParcel {
     /// Since how many seconds.
     pub age_s: u64,
     /// Units answered.
-    pub units: u64,
+    pub batches: u64,
     /// Whose pool its servers come from.
     pub login: Login,
     /// Read from it, and not taken by its session.
@@ -133,7 +133,7 @@ pub fn write<T: Serialize>(value: &T) -> Zeroizing<Vec<u8>> {
     Zeroizing::new(bytes)
 }
 
-/// Reads a body; `None` if it makes no sense.
+/// Reads a body; `None` if it is invalid.
 pub fn read<T: DeserializeOwned>(bytes: &[u8]) -> Option<T> {
     postcard::from_bytes(bytes).ok()
 }

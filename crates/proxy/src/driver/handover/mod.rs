@@ -50,7 +50,7 @@ pub enum HandoverError {
     /// The program cannot be started, or met.
     #[error("the new process cannot be started")]
     Start(#[source] io::Error),
-    /// It ended, or said what makes no sense.
+    /// It ended, or said what is invalid.
     #[error("the new process ended before it could serve; its log says why")]
     Lost,
     /// It does not take over from this one.
@@ -77,8 +77,8 @@ pub enum TakeoverError {
         /// What this program reads.
         ours: u32,
     },
-    /// What it says makes no sense.
-    #[error("the process before this one says what makes no sense")]
+    /// What it says is invalid.
+    #[error("unexpected message from the previous process")]
     Nonsense,
     /// This process did not learn of the cluster what the predecessor knows.
     #[error("the cluster did not tell in time who is active")]

@@ -224,10 +224,7 @@ impl Taking {
                 }
             }
             kind::DONE => return Some(Taken::All),
-            kind => tracing::warn!(
-                kind,
-                "the process before this one says what nobody understands"
-            ),
+            kind => tracing::warn!(kind, "unknown message from the previous process"),
         }
         None
     }
@@ -250,7 +247,7 @@ impl Taking {
 
     async fn take_client(&mut self, message: Received) {
         let Some(parcel) = read::<ClientParcel>(&message.body) else {
-            tracing::warn!("a client of the process before this one makes no sense");
+            tracing::warn!("cannot read the session of a client of the previous process");
             return;
         };
         let id = parcel.id;
@@ -305,7 +302,7 @@ impl Taking {
             database: parcel.login.name.clone(),
             peer: parcel.peer,
             age: Duration::from_secs(parcel.age_s),
-            units: parcel.units,
+            batches: parcel.batches,
         })?;
         let admitted = Admitted {
             handle,

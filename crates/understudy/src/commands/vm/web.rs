@@ -203,7 +203,7 @@ mod tests {
             accelerator: "tcg".to_owned(),
             accelerator_reason: String::new(),
             trouble: Some("a & b".to_owned()),
-            stats: vm::driver::Told::default(),
+            stats: vm::driver::CheckpointStats::default(),
         }
     }
 

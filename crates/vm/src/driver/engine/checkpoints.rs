@@ -12,7 +12,7 @@ use crate::driver::hub::{Hub, Order};
 use crate::encoding::{Counts, Encoder, Packer, Page, put_state};
 use crate::host::{checkpoint, last_checkpoint};
 use crate::network::Flow;
-use crate::standby::{End, Part, add};
+use crate::standby::{CheckpointPart, End, add};
 
 impl Engine {
     /// Makes a checkpoint, and sends it.
@@ -92,19 +92,19 @@ impl Engine {
             disk_bytes += write.len();
             disk::encode_differing(write, blocks, &mut part);
             if part.len() >= PART_BYTES {
-                sent.part(Part::Writes(Some(number)), &mut part);
+                sent.part(CheckpointPart::Writes(Some(number)), &mut part);
             }
         }
-        sent.part(Part::Writes(Some(number)), &mut part);
+        sent.part(CheckpointPart::Writes(Some(number)), &mut part);
         let mut counts = Counts::default();
         for (at, contents) in self.taken.pages() {
             let page = std::iter::once((at, contents));
             counts.add(&encode(encoder, page, &cut, &mut part));
             if part.len() >= PART_BYTES {
-                sent.part(Part::Pages(Some(number)), &mut part);
+                sent.part(CheckpointPart::Pages(Some(number)), &mut part);
             }
         }
-        sent.part(Part::Pages(Some(number)), &mut part);
+        sent.part(CheckpointPart::Pages(Some(number)), &mut part);
         put_state(&protection.devices, &self.taken.devices, &mut part);
         protection.devices.clone_from(&self.taken.devices);
         let bytes = sent.end(flows, &part);
@@ -125,7 +125,7 @@ struct Sent<'a> {
 
 impl Sent<'_> {
     /// Sends what was gathered, if anything was.
-    fn part(&mut self, part: Part, gathered: &mut Vec<u8>) {
+    fn part(&mut self, part: CheckpointPart, gathered: &mut Vec<u8>) {
         if gathered.is_empty() {
             return;
         }
@@ -146,7 +146,8 @@ impl Sent<'_> {
             flows,
         };
         let bytes = self.bytes + devices.len() as u64;
-        self.hub.send_part(self.session, Part::End(end), devices);
+        self.hub
+            .send_part(self.session, CheckpointPart::End(end), devices);
         bytes
     }
 }

@@ -17,7 +17,7 @@ use crate::disk::{self, Cut, Disk};
 use crate::driver::hub::Order;
 use crate::encoding::{Encoder, Packer};
 use crate::host::{Guest, PAGE, Run};
-use crate::standby::Part;
+use crate::standby::CheckpointPart;
 
 /// Pages that are read at a time.
 const PAGES_AT_ONCE: u64 = 256;
@@ -83,7 +83,7 @@ impl Engine {
             at = end.min(begin + PART_BYTES as u64);
             let mut bytes = vec![0; (at - begin) as usize];
             copy.disk.look(begin, &mut bytes).map_err(unreadable())?;
-            if !self.copied(copy, Part::Image { offset: begin }, bytes) {
+            if !self.copied(copy, CheckpointPart::Image { offset: begin }, bytes) {
                 return Ok(false);
             }
         }
@@ -110,7 +110,7 @@ impl Engine {
                 let pages = run.pages().zip(contents.chunks_exact(PAGE));
                 let mut out = Vec::new();
                 encode(&mut copy.encoder, pages, &Cut::default(), &mut out);
-                if !out.is_empty() && !self.copied(copy, Part::Pages(None), out) {
+                if !out.is_empty() && !self.copied(copy, CheckpointPart::Pages(None), out) {
                     return Ok(false);
                 }
             }
@@ -126,7 +126,7 @@ impl Engine {
     }
 
     /// Sends a part, and what was written to the disk meanwhile, which otherwise would gather. Whether the copy goes on.
-    fn copied(&mut self, copy: &Copy<'_>, part: Part, bytes: Vec<u8>) -> bool {
+    fn copied(&mut self, copy: &Copy<'_>, part: CheckpointPart, bytes: Vec<u8>) -> bool {
         self.hub.send_part(copy.session, part, bytes)
             && self.copied_writes(copy)
             && !self.is_interrupted(copy.orders)
@@ -138,7 +138,8 @@ impl Engine {
         let mut out = Vec::new();
         let send = |out: &mut Vec<u8>| {
             let part = std::mem::take(out);
-            self.hub.send_part(copy.session, Part::Writes(None), part)
+            self.hub
+                .send_part(copy.session, CheckpointPart::Writes(None), part)
         };
         for write in &copy.disk.cut().writes {
             disk::encode(std::slice::from_ref(write), &mut out);

@@ -13,7 +13,7 @@ use super::patience::{Following, Patience};
 use super::places::{self, Held};
 use super::proof::{self, Unproved};
 use super::steps::{Effect, Event};
-use super::{GivenUp, LogTold, Parts, SETTLES_WITHIN};
+use super::{GivenUp, LogStatus, Parts, SETTLES_WITHIN};
 
 /// How long before something but the connection is tried again; doubles up to the second.
 const PAUSE_MIN: Duration = Duration::from_millis(50);
@@ -149,7 +149,7 @@ impl Driver {
     fn order(&mut self) {
         self.pause = PAUSE_MIN;
         self.parts.sealer.order_log(true);
-        *self.parts.told.lock() = LogTold {
+        *self.parts.told.lock() = LogStatus {
             ordered: true,
             why_strict: None,
         };
@@ -167,7 +167,7 @@ impl Driver {
         if told.ordered || told.why_strict.as_ref() != Some(&why) {
             tracing::warn!("the log is strict: {why}");
         }
-        *told = LogTold {
+        *told = LogStatus {
             ordered: false,
             why_strict: Some(why),
         };

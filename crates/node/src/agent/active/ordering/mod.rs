@@ -41,16 +41,16 @@ const SETTLES_WITHIN: Duration = Duration::from_secs(2);
 /// How often it is looked which rows standbys need.
 const LOOK_EVERY: Duration = Duration::from_millis(500);
 
-/// For the node's status.
+/// Status of the log, for the node's status.
 #[derive(Debug, Default, Clone, PartialEq, Eq, Serialize)]
-pub(super) struct LogTold {
+pub(super) struct LogStatus {
     /// True if syncs are answered before they are durable.
     ordered: bool,
     /// Why not, though it is wanted.
     why_strict: Option<String>,
 }
 
-type Told = Arc<Mutex<LogTold>>;
+type SharedLogStatus = Arc<Mutex<LogStatus>>;
 
 /// Why a server is made an end of: its commits wait, and nobody would ever confirm them.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -66,13 +66,13 @@ pub(super) enum GivenUp {
 #[derive(Default)]
 pub(crate) struct LogOrder {
     running: Option<Ordering>,
-    told: Told,
+    told: SharedLogStatus,
     given_up: watch::Sender<Option<GivenUp>>,
 }
 
 impl LogOrder {
     /// For the node's status.
-    pub(super) fn told(&self) -> LogTold {
+    pub(super) fn told(&self) -> LogStatus {
         self.told.lock().clone()
     }
 
@@ -120,7 +120,7 @@ struct Parts {
     postgres: StartOptions,
     sealer: Arc<Sealer>,
     view: Arc<ActiveView>,
-    told: Told,
+    told: SharedLogStatus,
     given_up: watch::Sender<Option<GivenUp>>,
     at_most: watch::Sender<Option<Lsn>>,
     needed: watch::Sender<RowsNeeded>,
@@ -174,7 +174,7 @@ struct Strict(Parts);
 impl Drop for Strict {
     fn drop(&mut self) {
         self.0.sealer.order_log(false);
-        *self.0.told.lock() = LogTold::default();
+        *self.0.told.lock() = LogStatus::default();
     }
 }
 

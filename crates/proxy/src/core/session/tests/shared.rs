@@ -216,7 +216,12 @@ fn settings_are_where_their_commit_left_them() {
         shared.run(text, tags, code, b'I');
         let server = shared.returned().expect("it is given back");
         assert_eq!(server.settings.value("app.tenant"), set, "{text}");
-        let keeps = shared.desk.session.keeps.settings.value("app.tenant");
+        let keeps = shared
+            .desk
+            .session
+            .session_state
+            .settings
+            .value("app.tenant");
         assert_eq!(keeps, set, "{text}");
     }
 }

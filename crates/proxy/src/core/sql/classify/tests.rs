@@ -1,6 +1,6 @@
 use super::*;
 
-fn only(text: &str) -> Part {
+fn only(text: &str) -> SingleStatement {
     let statement = classify(text).expect("it parses");
     statement.only().expect("one statement").clone()
 }
@@ -175,7 +175,7 @@ fn settings() {
     assert_eq!(effects("SELECT set_config('a.b', 'c', true)"), []);
     assert_eq!(
         effects("SELECT set_config('a.b', x, false) FROM t"),
-        [Effect::Bond(Bond::Unknown)]
+        [Effect::Affinity(ServerAffinity::Unknown)]
     );
 }
 
@@ -201,9 +201,13 @@ fn only_what_is_executed_for_certain_is_a_setting() {
         "EXPLAIN ANALYZE SELECT set_config('a.b', 'c', false)",
         "DECLARE c CURSOR FOR SELECT set_config('a.b', 'c', false)",
     ] {
-        assert_eq!(effects(text), [Effect::Bond(Bond::Unknown)], "{text}");
+        assert_eq!(
+            effects(text),
+            [Effect::Affinity(ServerAffinity::Unknown)],
+            "{text}"
+        );
     }
-    let unlocks = [Effect::Unbond(Bond::Advisory)];
+    let unlocks = [Effect::NoAffinity(ServerAffinity::Advisory)];
     assert_eq!(effects("SELECT pg_advisory_unlock_all()"), unlocks);
     for text in [
         "SELECT pg_advisory_unlock_all() WHERE false",
@@ -218,7 +222,7 @@ fn only_what_is_executed_for_certain_is_a_setting() {
 #[test]
 fn what_a_session_keeps() {
     let effects = |text: &str| only(text).effects;
-    let temporary = vec![Effect::Bond(Bond::Temporary)];
+    let temporary = vec![Effect::Affinity(ServerAffinity::Temporary)];
     assert_eq!(effects("CREATE TEMP TABLE t (a int)"), temporary);
     assert_eq!(effects("CREATE TABLE pg_temp.t (a int)"), temporary);
     assert_eq!(effects("CREATE TEMP TABLE t AS SELECT 1"), temporary);
@@ -257,11 +261,11 @@ fn what_a_session_keeps() {
     assert_eq!(effects("CREATE TEMP TABLE t (a int) ON COMMIT DROP"), []);
     assert_eq!(
         effects("SELECT pg_try_advisory_lock(1)"),
-        [Effect::Bond(Bond::Advisory)]
+        [Effect::Affinity(ServerAffinity::Advisory)]
     );
     assert_eq!(
         effects("DECLARE c CURSOR WITH HOLD FOR SELECT 1"),
-        [Effect::Bond(Bond::HeldCursor)]
+        [Effect::Affinity(ServerAffinity::HeldCursor)]
     );
     assert_eq!(effects("DECLARE c CURSOR FOR SELECT 1"), []);
     assert_eq!(effects("LISTEN Jobs"), [Effect::Listen("jobs".into())]);
@@ -284,8 +288,8 @@ fn several_statements_keep_their_texts() {
 
 #[test]
 fn our_own_question() {
-    let own = |text: &str| classify(text).expect("it parses").own;
-    assert_eq!(own("SHOW understudy.version"), Some(Own::Version));
+    let own = |text: &str| classify(text).expect("it parses").proxy_query;
+    assert_eq!(own("SHOW understudy.version"), Some(ProxyQuery::Version));
     assert_eq!(own("SHOW understudy.version; SELECT 1"), None);
     assert_eq!(own("SHOW work_mem"), None);
 }
