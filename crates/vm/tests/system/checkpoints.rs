@@ -11,7 +11,7 @@ use vm::host::{
     Checkpoint, Guest, HostError, Machine, Memory, PAGE, Run, Start, Timing, checkpoint,
 };
 use vm::image::Database;
-use vm::standby::{End, Mirror, Part, add};
+use vm::standby::{CheckpointPart, End, Mirror, add};
 
 use crate::stage::{Prepared, Stage, image};
 
@@ -235,7 +235,7 @@ impl Copying {
                 let of_run = run.pages().zip(contents.chunks_exact(PAGE));
                 let encoded = self.encode(of_run, &Cut::default());
                 self.mirror
-                    .part(Part::Pages(None), encoded, waiting.memory())
+                    .part(CheckpointPart::Pages(None), encoded, waiting.memory())
                     .unwrap();
                 pages += run.count;
             }
@@ -300,9 +300,9 @@ impl Copying {
             flows: Vec::new(),
         };
         for (part, bytes) in [
-            (Part::Writes(Some(self.number)), writes),
-            (Part::Pages(Some(self.number)), pages),
-            (Part::End(end), devices),
+            (CheckpointPart::Writes(Some(self.number)), writes),
+            (CheckpointPart::Pages(Some(self.number)), pages),
+            (CheckpointPart::End(end), devices),
         ] {
             self.mirror.part(part, bytes, waiting.memory()).unwrap();
         }
