@@ -29,7 +29,8 @@ const CODE: &str = "WITH RECURSIVE tables (oid) AS ( \
       UNION ALL SELECT 'pg_catalog.pg_constraint'::pg_catalog.regclass, c.oid FROM pg_catalog.pg_constraint c \
         WHERE c.conrelid IN (SELECT oid FROM tables) OR c.contypid IN (SELECT oid FROM types) \
       UNION ALL SELECT 'pg_catalog.pg_attrdef'::pg_catalog.regclass, d.oid FROM tables \
-        JOIN pg_catalog.pg_attrdef d ON d.adrelid = tables.oid), \
+        JOIN pg_catalog.pg_attrdef d ON d.adrelid = tables.oid JOIN pg_catalog.pg_attribute a ON a.attrelid = d.adrelid \
+        AND a.attnum = d.adnum AND a.attgenerated <> ''), \
     needs (class, oid) AS ( \
       SELECT DISTINCT d.refclassid, d.refobjid FROM things JOIN pg_catalog.pg_depend d ON d.classid = things.class AND d.objid = things.oid), \
     operators (oid) AS ( \
