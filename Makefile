@@ -12,7 +12,7 @@ DEMO_PROGRAM = "$$(scripts/target-dir)"/demo/understudy demo
 
 .DEFAULT_GOAL := help
 .PHONY: help packages build deb demo demo-proxy demo-mirror demo-vm demo-mariadb bench bench-peers check sim sim-zones sim-cassandra sim-standby sim-node sim-proxy sim-mirror sim-vm test test-unit test-system \
-	test-versions test-upgrade test-servers test-vm test-package test-cassandra test-drivers test-suites test-crowd clean
+	test-versions test-upgrade test-servers test-debezium test-vm test-package test-cassandra test-drivers test-suites test-crowd clean
 
 help: ## List what there is to run.
 	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## (.*)/  make \1\t\2/' | expand -t 22
@@ -80,6 +80,9 @@ test-servers: packages ## Test clusters with MySQL and with a newer MariaDB, whi
 
 test-vm: packages ## Test whole virtual machines in all ways, made and run by QEMU; takes long without KVM; needs root.
 	scripts/system-tests vm
+
+test-debezium: packages ## Test Debezium's engine as a reader of changes over takeovers; Maven fetches it.
+	scripts/system-tests debezium
 
 test-package: deb ## Test the Debian package, installed and run by a systemd of its own; needs root.
 	scripts/package-test

@@ -255,6 +255,8 @@ mod tests {
         assert_eq!(read_back, Some((records, next)));
     }
 
+    // hazard: MIRROR-1
+    // hazard: MIRROR-67
     #[test]
     fn the_log_ends_where_something_does_not_follow() {
         let (first, after) = write(Position::BEGINNING, &[record(1, 1)], 512).expect("short");

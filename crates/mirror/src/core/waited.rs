@@ -37,6 +37,7 @@ mod tests {
     use super::*;
 
     /// The name alone was looked for: commits went on without the manager as soon as somebody else was connected.
+    // hazard: MIRROR-71
     #[test]
     fn all_that_are_named_must_be_waited_for() {
         let waits = |setting: &str| waits_for(setting, "manager");

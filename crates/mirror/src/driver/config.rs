@@ -355,6 +355,7 @@ mod tests {
     }
 
     /// Anybody could say that he is the other manager, and what its member has.
+    // hazard: MIRROR-20
     #[test]
     fn other_machines_are_let_in_with_certificates_alone() {
         let config = Config::parse(SMALLEST).expect("valid");

@@ -208,6 +208,7 @@ mod tests {
     }
 
     /// Past twenty thousand transactions nothing was kept: a part of what was executed together was a difference, all of it was none.
+    // hazard: MIRROR-70
     #[tokio::test]
     async fn what_is_executed_waits_for_room_and_is_kept_wholly() {
         let (capture, life) = (Capture::default(), Life(1));
@@ -226,6 +227,7 @@ mod tests {
     }
 
     /// Whoever waited had what they had come for kept among what the next life of the member executes, where nobody took it.
+    // hazard: MIRROR-70
     #[tokio::test]
     async fn nothing_is_kept_for_a_life_that_is_over() {
         let (capture, life) = (Capture::default(), Life(1));

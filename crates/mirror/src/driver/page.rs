@@ -215,6 +215,7 @@ mod tests {
     }
 
     /// Anybody could read what clients write.
+    // hazard: MIRROR-21
     #[test]
     fn where_a_member_differs_is_told_without_the_statement() {
         let mut south = status("south", Role::Recovering(Why::Diverged));

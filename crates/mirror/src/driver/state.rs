@@ -334,6 +334,7 @@ mod tests {
     use super::*;
 
     /// At some thousands a second the last hundred thousand were gone before a client could ask.
+    // hazard: MIRROR-9
     #[test]
     fn what_is_young_is_remembered_however_much_there_was() {
         let mut memory = Memory::default();

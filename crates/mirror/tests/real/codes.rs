@@ -73,6 +73,7 @@ fn as_role(site: &Site, role: &str) -> Client {
 }
 
 /// A check's function read passwords and all rows, wrote down that transactions were executed, and exchanged the manager's statements.
+// hazard: MIRROR-69
 #[test]
 fn code_that_rows_run_on_the_standby_reaches_what_its_owner_may() {
     let site = Site::start("");

@@ -88,6 +88,7 @@ fn committed(site: &Site, token: &str) -> Option<String> {
 }
 
 /// The answer was no while the transaction was open or on its way into the log, and it committed afterwards.
+// hazard: MIRROR-41
 #[test]
 fn who_asks_about_rows_is_told_yes_or_no_or_waits() {
     let site = Site::start("");

@@ -18,6 +18,7 @@ fn committed(site: &Site, client: &Client, token: &str) -> Option<String> {
 
 /// Its owner, settings and privileges were lost, so that what the owner did next failed there; transactions could not be asked about
 /// any more; and the manager's own password was overwritten.
+// hazard: MIRROR-9
 #[test]
 fn a_copy_has_what_the_database_has_and_knows_what_has_committed() {
     let mut site = Site::start("");
@@ -110,6 +111,7 @@ fn after_a_transfer_that_fails(change: impl FnOnce(&mut Site, usize)) -> String 
 }
 
 /// The member was dropped first, and was the only copy if the other one was lost then.
+// hazard: MIRROR-10
 #[test]
 fn what_a_member_has_stays_until_there_is_something_in_its_place() {
     let directory = tempfile::tempdir().expect("a directory");
@@ -128,6 +130,7 @@ fn what_a_member_has_stays_until_there_is_something_in_its_place() {
 }
 
 /// Both connection strings lead to one server: it was dropped to be copied from itself.
+// hazard: MIRROR-10
 #[test]
 fn a_member_is_not_copied_from_itself() {
     let kept = after_a_transfer_that_fails(|site, standby| site.manage_with(standby, standby));
@@ -135,6 +138,7 @@ fn a_member_is_not_copied_from_itself() {
 }
 
 /// Whoever was dropped, or was no member any more, could log in, and was one, after the next takeover.
+// hazard: MIRROR-16
 #[test]
 fn roles_that_went_while_a_member_was_away_are_not_there_after_it_was_made_anew() {
     let mut site = Site::start("drop_roles = true");

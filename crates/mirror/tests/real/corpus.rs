@@ -109,6 +109,7 @@ fn go_through(execute: impl Fn(&Site, &Client, &str) -> Result<(), Error>) {
     assert!(others.is_empty(), "{}", others.join("\n"));
 }
 
+// hazard: MIRROR-68
 #[test]
 fn every_statement_is_equal_on_both_members_or_refused() {
     go_through(|site, client, text| site.runtime.block_on(client.batch_execute(text)));

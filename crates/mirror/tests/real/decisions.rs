@@ -47,6 +47,7 @@ fn waits(site: &Site, at: usize) -> Status {
 }
 
 /// It was dropped and made anew from the primary's, whichever of both was right.
+// hazard: MIRROR-40
 #[test]
 fn a_member_that_differs_is_replaced_when_an_operator_says_so_and_kept() {
     let (mut site, standby) = differing();
@@ -83,6 +84,7 @@ fn a_member_that_differs_is_replaced_when_an_operator_says_so_and_kept() {
 }
 
 /// The good copy was dropped, because it differed from the one that was wrong.
+// hazard: MIRROR-35
 #[test]
 fn the_member_that_differs_may_be_the_right_one() {
     let (site, standby) = differing();
@@ -168,6 +170,7 @@ fn with_program(directory: &Path, name: &str, script: &str) {
 }
 
 /// A manager that ends in the middle goes on where it was, and what was there before is kept once, under a name that is free.
+// hazard: MIRROR-42
 #[test]
 fn a_replacement_that_is_ended_in_the_middle_goes_on() {
     let (mut site, standby) = differing();

@@ -257,6 +257,7 @@ const CASES: &[Case] = &[
     ),
 ];
 
+// hazard: MIRROR-66
 #[test]
 fn definitions_of_all_kinds_are_equal_on_both_members_or_refused() {
     let site = Site::start("");

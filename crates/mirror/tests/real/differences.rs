@@ -13,6 +13,7 @@ fn session(site: &Site, more: &str) -> Client {
 }
 
 /// However a setting was made, what is written with it is the same on both members.
+// hazard: MIRROR-23
 #[test]
 fn settings_that_mean_something_else_there_make_no_difference() {
     let site = Site::start("");
@@ -126,6 +127,7 @@ fn names_are_looked_for_again_when_schemas_are_made() {
 }
 
 /// A client that asks for answers by `Flush` waits for them before it sends `Sync`.
+// hazard: MIRROR-24
 #[test]
 fn what_is_flushed_is_answered() {
     use postgres_protocol::message::frontend::{bind, execute, flush, parse, sync};

@@ -165,6 +165,7 @@ fn lose_managers(mut site: Site) {
     load.judge(&site);
 }
 
+// hazard: MIRROR-27
 #[test]
 fn nothing_is_lost_with_members() {
     lose_members(&Site::start("ack = 'logged'"));
@@ -187,6 +188,8 @@ fn lose_members(site: &Site) {
     load.judge(site);
 }
 
+// hazard: MIRROR-51
+// hazard: MIRROR-53
 #[test]
 fn a_switchover_loses_nothing_and_goes_back() {
     switch_over(&Site::start(""));
@@ -208,6 +211,8 @@ fn switch_over(site: &Site) {
     assert_eq!(errors, 0, "clients were told of errors");
 }
 
+// hazard: MIRROR-37
+// hazard: MIRROR-46
 #[test]
 fn a_member_that_differs_is_found_and_made_anew() {
     let site = Site::start("");
@@ -233,6 +238,7 @@ fn a_member_that_differs_is_found_and_made_anew() {
 
 /// A manager stood still while the other one connected to it again and again. When it went on it took the connections in any
 /// order, and one that was over already replaced the one that stood: what it had to say went nowhere, and it never followed.
+// hazard: MIRROR-50
 #[test]
 fn a_connection_that_comes_and_goes_does_not_silence_the_one_that_stands() {
     let site = Site::start("");
@@ -251,6 +257,7 @@ fn a_connection_that_comes_and_goes_does_not_silence_the_one_that_stands() {
 }
 
 /// A server that crashed has lost what it had committed last, and may be back before its manager hears of it.
+// hazard: MIRROR-29
 #[test]
 fn nobody_works_with_a_server_that_is_not_the_one_that_was_asked() {
     let site = Site::start("");

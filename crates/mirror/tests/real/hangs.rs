@@ -36,6 +36,7 @@ fn a_commit_that_locks_what_decodes_it_ends_by_itself() {
 }
 
 /// Whoever decoded waited behind somebody who waited for the commit: only who held what was waited for at once was looked for.
+// hazard: MIRROR-72
 #[test]
 fn a_commit_that_is_waited_for_by_whom_the_decoder_waits_for_ends_by_itself() {
     let site = Site::start("");

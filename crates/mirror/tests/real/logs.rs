@@ -34,6 +34,7 @@ fn of_member(site: &Site, at: usize, text: &str) -> String {
 }
 
 /// Commits got numbers that the members had already: they were acknowledged, and executed nowhere.
+// hazard: MIRROR-2
 #[test]
 fn nobody_serves_with_a_log_that_lacks_what_members_have() {
     let mut site = stopped();
@@ -91,6 +92,7 @@ fn a_member_of_another_log_is_left_alone_until_an_operator_gives_it_up() {
 }
 
 /// Two different databases counted as equal, because nothing had been written to either yet.
+// hazard: MIRROR-14
 #[test]
 fn of_two_members_that_were_made_for_a_new_log_one_is_left_alone() {
     let mut site = stopped();
@@ -117,6 +119,7 @@ fn of_two_members_that_were_made_for_a_new_log_one_is_left_alone() {
 }
 
 /// It was taken for the transaction that got the number later, which was acknowledged and executed nowhere.
+// hazard: MIRROR-15
 #[test]
 fn a_number_that_somebody_has_written_to_a_member_is_no_transaction() {
     let site = Site::start("");
@@ -138,6 +141,7 @@ fn a_number_that_somebody_has_written_to_a_member_is_no_transaction() {
 }
 
 /// Whoever executes rows took its records for nothing, or for what its member differs by.
+// hazard: MIRROR-1
 #[test]
 fn a_log_of_statements_is_refused() {
     let mut site = stopped();

@@ -61,6 +61,7 @@ fn nothing_differs(site: &Site) {
 }
 
 /// A transaction of the log that met four of them was never executed: the standby, or the client, hung for ever.
+// hazard: MIRROR-6
 #[test]
 fn sessions_that_have_ended_while_they_waited_hold_nothing_up() {
     let (site, client) = with_schema("");
@@ -124,6 +125,7 @@ fn a_commit_whose_session_is_lost_is_in_doubt_and_happens() {
 
 /// Sessions that execute the log had statements prepared whose results were others since; the member was taken for one that
 /// differs, and made anew.
+// hazard: MIRROR-8
 #[test]
 fn what_was_prepared_before_a_definition_changed_is_prepared_again() {
     let (site, client) = with_schema("");
@@ -138,6 +140,7 @@ fn what_was_prepared_before_a_definition_changed_is_prepared_again() {
 }
 
 /// What the member's own settings do to a session of the manager's was taken for a difference, and the member made anew.
+// hazard: MIRROR-7
 #[test]
 fn what_a_member_is_configured_to_do_is_no_difference() {
     let (site, client) = with_schema("");
@@ -223,6 +226,7 @@ fn who_waits_for_a_lock_can_be_cancelled() {
 
 /// A schema that nobody but its owner may use kept the catalog from being read, within the transaction that defined something: it
 /// was rolled back, and the client told that it went well.
+// hazard: MIRROR-12
 #[test]
 fn a_definition_is_told_only_if_it_has_happened() {
     let (site, admin) = with_schema("");
@@ -253,6 +257,7 @@ fn a_definition_is_told_only_if_it_has_happened() {
 const PASSWORDS: &str = "local all postgres trust\nlocal all all scram-sha-256\n";
 
 /// Each login left a session of a superuser's behind, until nobody could log in any more.
+// hazard: MIRROR-22
 #[test]
 fn many_logins_leave_few_sessions_behind() {
     let (site, admin) = with_schema("");

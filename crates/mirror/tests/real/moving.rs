@@ -39,6 +39,7 @@ fn with_schema(more: &str) -> Site {
     site
 }
 
+// hazard: MIRROR-52
 #[test]
 fn a_session_goes_on_with_all_that_it_has() {
     let site = with_schema("");
@@ -115,6 +116,7 @@ host all postgres 127.0.0.1/32 trust
 host all all 127.0.0.1/32 scram-sha-256
 ";
 
+// hazard: MIRROR-55
 #[test]
 fn a_client_with_a_password_is_not_asked_again() {
     let site = with_schema("");
@@ -146,6 +148,7 @@ fn a_client_with_a_password_is_not_asked_again() {
     site.must_be_equal();
 }
 
+// hazard: MIRROR-52
 #[test]
 fn what_cannot_move_is_told_why() {
     let site = with_schema("");
@@ -195,6 +198,7 @@ fn what_cannot_move_is_told_why() {
 }
 
 /// A client that only reads in a transaction is waited for, and so is one that has begun to write.
+// hazard: MIRROR-51
 #[test]
 fn what_has_begun_is_waited_for() {
     let site = with_schema("");
@@ -225,6 +229,7 @@ fn what_has_begun_is_waited_for() {
     site.must_be_equal();
 }
 
+// hazard: MIRROR-54
 #[test]
 fn nobody_waits_for_a_manager_that_is_lost() {
     let mut site = with_schema("");
@@ -270,6 +275,7 @@ fn a_manager_that_ends_sends_sessions_home() {
 }
 
 /// Sessions with nothing under way outlive their member.
+// hazard: MIRROR-36
 #[test]
 fn a_lost_member_is_not_noticed_by_who_is_idle() {
     let site = with_schema("");

@@ -146,6 +146,7 @@ const WAYS: &[(&str, &str)] = &[
 ];
 
 /// A role that could make a table became a superuser of the standby by a function that its check called, and ran a program there.
+// hazard: MIRROR-58
 #[test]
 fn what_rows_set_off_on_the_standby_makes_nobody_a_superuser() {
     let site = Site::start("");
@@ -246,6 +247,7 @@ fn nobody_defines_anything_in_the_name_of_a_superuser_who_calls_them() {
 }
 
 /// `t::text` of a table's row is a cast that its owner may define.
+// hazard: MIRROR-60
 #[test]
 fn comparing_the_members_runs_nothing_of_theirs() {
     let site = Site::start("");
@@ -266,6 +268,7 @@ fn comparing_the_members_runs_nothing_of_theirs() {
 }
 
 /// Whoever owns the database says where its sessions look for operators.
+// hazard: MIRROR-61
 #[test]
 fn the_owner_of_the_database_has_no_part_in_what_the_manager_asks() {
     let mut site = Site::start("");
@@ -360,6 +363,7 @@ const COPIED: &[(&str, &str, &str)] = &[
 ];
 
 /// `pg_restore` checks rows with the functions that clients have defined, as the superuser that it runs as.
+// hazard: MIRROR-59
 #[test]
 fn a_copy_runs_nothing_of_clients_and_says_what_it_would_have_run() {
     let mut site = Site::start("");
@@ -402,6 +406,7 @@ fn a_copy_runs_nothing_of_clients_and_says_what_it_would_have_run() {
 }
 
 /// Whoever made the manager's schema before it had what they liked run in it.
+// hazard: MIRROR-62
 #[test]
 fn a_schema_that_somebody_else_has_made_is_not_the_managers() {
     let mut site = Site::unmanaged("", |_| {});

@@ -53,6 +53,7 @@ const STRANGERS: &[&str] = &[
 ];
 
 /// A client without a password became `postgres`, because the member trusts its manager.
+// hazard: MIRROR-63
 #[test]
 fn whoever_the_member_trusts_the_manager_with_proves_it_to_the_manager() {
     let site = site();

@@ -193,6 +193,7 @@ fn a_member_that_is_lost_is_served_again() {
 }
 
 /// What was written to it singly the other member would never have got.
+// hazard: MIRROR-3
 #[test]
 fn a_member_of_a_mirror_is_refused_and_a_single_one_becomes_one() {
     let mut site = Site::start_singly();
@@ -235,6 +236,7 @@ fn put(out: &mut BytesMut, text: &str) {
 }
 
 /// A batch is one transaction, as at the member itself.
+// hazard: MIRROR-4
 #[test]
 fn a_batch_happens_wholly_or_not_at_all() {
     let site = Site::start_singly();
@@ -267,6 +269,7 @@ fn a_batch_happens_wholly_or_not_at_all() {
 }
 
 /// Statements before a refusal in its batch are undone as well, although they were answered.
+// hazard: MIRROR-4
 #[test]
 fn a_refusal_after_a_flush_undoes_the_batch() {
     let site = Site::start_singly();

@@ -21,6 +21,7 @@ pub fn run(site: &Site, client: &Client, texts: &[&str]) {
     }
 }
 
+// hazard: MIRROR-45
 #[test]
 fn what_is_written_is_on_both_members() {
     let site = Site::start("");
@@ -325,6 +326,7 @@ fn batch(steps: &[(char, &str)]) -> bytes::BytesMut {
 }
 
 /// A driver did not know that a name was taken, and took it again and again in vain.
+// hazard: MIRROR-64
 #[test]
 fn what_has_come_before_a_failure_is_told() {
     let site = Site::start("");
@@ -348,6 +350,7 @@ fn what_has_come_before_a_failure_is_told() {
 }
 
 /// A time was written with the abbreviation of its zone, which stands for another one to a member, or to both.
+// hazard: MIRROR-19
 #[test]
 fn times_of_any_style_are_the_same_on_both_members() {
     let site = Site::start("");

@@ -24,6 +24,7 @@ fn write(directory: &Path, name: &str, text: &str, mode: u32) -> PathBuf {
     path
 }
 
+// hazard: MIRROR-56
 #[test]
 fn both_ways_are_encrypted_and_clients_bind_to_the_manager() {
     let mut params = CertificateParams::new([]).expect("no names");

@@ -9,6 +9,7 @@ mod backups;
 mod bases;
 mod branches;
 mod cassandra;
+mod debezium;
 mod demo;
 mod differences;
 mod elsewhere;

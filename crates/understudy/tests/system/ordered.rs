@@ -14,7 +14,7 @@ use crate::stage::{Stage, TIMEOUT};
 /// Two nodes whose log is ordered, under load.
 async fn stage(test: &str) -> Result<Stage> {
     let stage = Stage::with_options(test, &["north", "south"], |options| {
-        options.storage.push("log = \"ordered\"".to_owned());
+        options.storage.push("wal_sync = \"pipelined\"".to_owned());
     })
     .await?;
     wait_ordered(&stage).await?;

@@ -20,9 +20,9 @@ use crate::verbs::{roles, until};
 const TAKEOVERS: (&str, u32) = ("UNDERSTUDY_TEST_TAKEOVERS", 2);
 
 /// A row of the ledger: the client, and the number of its transaction.
-type Row = (i32, i64);
+pub type Row = (i32, i64);
 
-async fn decoding(test: &str, bin: &Path) -> Result<Stage> {
+pub async fn decoding(test: &str, bin: &Path) -> Result<Stage> {
     Stage::with_options(test, &["north", "south"], |options| {
         options.bin = bin.to_owned();
         let parameters = [
@@ -36,12 +36,12 @@ async fn decoding(test: &str, bin: &Path) -> Result<Stage> {
     .await
 }
 
-async fn active(stage: &mut Stage) -> Result<Client> {
+pub async fn active(stage: &mut Stage) -> Result<Client> {
     let active = stage.cluster.wait_active(TIMEOUT).await?;
     Ok(connect(&stage.cluster.server(&active)?.config()).await?)
 }
 
-async fn ledger(client: &Client) -> Result<Vec<Row>> {
+pub async fn ledger(client: &Client) -> Result<Vec<Row>> {
     let rows = client.query("SELECT client, n FROM understudy_ledger ORDER BY 1, 2", &[]);
     Ok(rows
         .await?
@@ -99,7 +99,7 @@ async fn consume(client: &Client, slot: &str) -> Result<Vec<Row>> {
     Ok(found)
 }
 
-// SL1
+// hazard: SL1
 #[tokio::test(flavor = "multi_thread")]
 #[ignore = "system test: make test-system"]
 async fn a_subscription_and_a_reader_miss_nothing_over_takeovers() -> Result<()> {
@@ -211,7 +211,7 @@ async fn subscribe(stage: &Stage) -> Result<Stock> {
 }
 
 /// Waits until the standby's slots are the active's.
-async fn follow(stage: &mut Stage) -> Result<()> {
+pub async fn follow(stage: &mut Stage) -> Result<()> {
     let (active, standby) = roles(stage).await?;
     let (active, standby) = (
         stage.cluster.server(&active)?,
@@ -249,7 +249,7 @@ fn has(lines: &[String], what: &str) -> bool {
     lines.iter().any(|line| line.contains(what))
 }
 
-// SL2
+// hazard: SL2
 #[tokio::test(flavor = "multi_thread")]
 #[ignore = "system test: make test-system"]
 async fn slots_go_through_planned_work_and_prepared_transactions_are_decoded_once() -> Result<()> {
@@ -305,7 +305,7 @@ async fn slots_go_through_planned_work_and_prepared_transactions_are_decoded_onc
     stage.end().await
 }
 
-// SL3
+// hazard: SL3
 #[tokio::test(flavor = "multi_thread")]
 #[ignore = "system test: make test-system"]
 async fn a_cluster_that_subscribes_gets_each_change_once() -> Result<()> {

@@ -13,7 +13,7 @@ use crate::stage::{Stage, TIMEOUT};
 #[ignore = "system test: make test-system"]
 async fn a_standby_far_behind_skips_and_can_take_over() -> Result<()> {
     let mut stage = Stage::with_options("slow", &["north", "south"], |options| {
-        options.standby.push("slow_after = \"4MiB\"".into());
+        options.standby.push("max_lag = \"4MiB\"".into());
         let buffers = ("shared_buffers".to_owned(), "4MB".to_owned());
         options.parameters.push(buffers);
     })

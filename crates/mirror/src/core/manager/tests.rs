@@ -68,6 +68,7 @@ fn the_only_member_is_served_for_as_long_as_it_answers() {
 }
 
 /// What was written to it singly the other member would never have got.
+// hazard: MIRROR-3
 #[test]
 fn a_member_of_a_mirror_is_never_served_singly() {
     let (mut manager, mut out) = (single(), Vec::new());
@@ -80,6 +81,7 @@ fn a_member_of_a_mirror_is_never_served_singly() {
 }
 
 /// It waited for twice the timeout, as if both had just begun.
+// hazard: MIRROR-48
 #[test]
 fn whoever_heard_a_primary_waits_for_the_timeout_alone() {
     let mut manager = manager();
@@ -114,6 +116,7 @@ fn one_whose_primary_has_ended_does_not_wait() {
 }
 
 /// The primary waited for it until the timeout, and with it every commit.
+// hazard: MIRROR-49
 #[test]
 fn a_standby_that_lost_its_member_says_so() {
     let mut manager = manager();
@@ -183,6 +186,7 @@ fn follow(floor: u64) -> Message {
 
 /// The log was lost, or is that of another mirror: the numbers of new transactions were taken for those that the member had, so
 /// they were acknowledged and executed nowhere.
+// hazard: MIRROR-2
 #[test]
 fn one_whose_member_has_more_than_the_log_ever_had_does_not_serve() {
     let mut manager = owner(5);
@@ -205,6 +209,7 @@ fn one_whose_member_has_more_than_the_log_ever_had_does_not_serve() {
 }
 
 /// What the primary says of the log may be older than a state transfer; what it has when it is asked is not.
+// hazard: MIRROR-2
 #[test]
 fn one_whose_member_has_more_than_the_log_follows_nobody() {
     let mut manager = Manager::new(Rules::default(), 0);
@@ -228,6 +233,7 @@ fn one_whose_member_has_more_than_the_log_follows_nobody() {
 }
 
 /// The primary before it gave the log's past back between the look at the log and the end of its epoch. Nobody served from then on.
+// hazard: MIRROR-5
 #[test]
 fn one_that_finds_a_gap_when_it_has_taken_over_leaves_it_to_others() {
     let mut manager = owner(5);
@@ -248,6 +254,7 @@ fn sent(out: &[Effect]) -> Vec<usize> {
 }
 
 /// All that it lacked went in one message, which could be longer than any may be.
+// hazard: MIRROR-11
 #[test]
 fn what_is_sent_together_is_not_long() {
     const MIB: usize = 1 << 20;
@@ -263,6 +270,7 @@ fn what_is_sent_together_is_not_long() {
 }
 
 /// Of long transactions a thousand were sent, however much memory that took.
+// hazard: MIRROR-11
 #[test]
 fn no_more_than_so_much_is_under_way() {
     let mut manager = primary(0);
@@ -283,6 +291,7 @@ fn no_more_than_so_much_is_under_way() {
 }
 
 /// A long message was cut off by the timeout, again and again, and its sender taken for lost.
+// hazard: MIRROR-11
 #[test]
 fn whoever_is_in_the_middle_of_a_message_is_not_silent() {
     let mut manager = manager();
@@ -294,6 +303,7 @@ fn whoever_is_in_the_middle_of_a_message_is_not_silent() {
 
 /// A new log had grown past what a member of another one has: it was taken for the member's own, and what the member lacked of it
 /// was taken for what it had.
+// hazard: MIRROR-13
 #[test]
 fn one_whose_member_belongs_to_another_log_follows_nobody_and_is_not_made_anew() {
     for is_diverged in [false, true] {
@@ -315,6 +325,7 @@ fn one_whose_member_belongs_to_another_log_follows_nobody_and_is_not_made_anew()
     }
 }
 
+// hazard: MIRROR-13
 #[test]
 fn one_whose_member_belongs_to_another_log_takes_no_epoch() {
     let mut manager = manager();
@@ -359,6 +370,7 @@ fn a_member_that_belongs_to_no_log_takes_the_one_that_it_fits() {
 }
 
 /// Both managers were told that theirs is the first member, and two different databases counted as equal.
+// hazard: MIRROR-14
 #[test]
 fn a_new_log_belongs_to_one_of_two_members_that_were_made_for_it() {
     assert_eq!(manager().names(Number(0), OTHER), LOG);
@@ -377,6 +389,7 @@ fn a_new_log_belongs_to_one_of_two_members_that_were_made_for_it() {
 }
 
 /// It is one of an earlier version, and the member belongs to a later one: its records were executed there.
+// hazard: MIRROR-13
 #[test]
 fn nothing_is_executed_of_a_log_that_does_not_say_which_it_is() {
     let mut manager = manager();
@@ -391,6 +404,7 @@ fn nothing_is_executed_of_a_log_that_does_not_say_which_it_is() {
 }
 
 /// What somebody has locked on the standby held a client for as long as others wrote.
+// hazard: MIRROR-18
 #[test]
 fn a_standby_that_stands_still_with_one_transaction_is_not_waited_for() {
     let mut manager = primary(0);

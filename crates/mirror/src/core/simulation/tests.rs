@@ -27,6 +27,7 @@ const SIMULATION: Simulation<Flaw> = Simulation {
     run: World::run,
 };
 
+// hazard: MIRROR-65
 #[test]
 fn histories_keep_the_promises() {
     SIMULATION.keeps_promises(400);
@@ -37,6 +38,14 @@ fn a_seed_gives_the_same_history_every_time() {
     SIMULATION.repeats(5);
 }
 
+// hazard: MIRROR-25
+// hazard: MIRROR-26
+// hazard: MIRROR-28
+// hazard: MIRROR-30
+// hazard: MIRROR-33
+// hazard: MIRROR-38
+// hazard: MIRROR-39
+// hazard: MIRROR-43
 #[test]
 fn every_flaw_is_caught() {
     SIMULATION.catches_flaws(1000);

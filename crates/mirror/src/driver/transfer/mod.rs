@@ -433,6 +433,7 @@ mod tests {
     use tokio::net::{TcpListener, TcpStream};
 
     /// It was waited for until the network gave the connection up, for hours or for ever.
+    // hazard: MIRROR-17
     #[tokio::test]
     async fn a_server_that_stands_still_ends_what_is_done_there() {
         let listener = TcpListener::bind("127.0.0.1:0").await.expect("it listens");

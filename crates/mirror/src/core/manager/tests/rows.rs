@@ -127,6 +127,7 @@ fn a_member_that_is_far_behind_is_settled_by_what_it_lacks() {
 
 /// A primary was deposed after the log had got a commit of its member's, and before it heard of that: the rows were executed there once
 /// more.
+// hazard: MIRROR-32
 #[test]
 fn what_a_deposed_primary_has_committed_is_not_executed_there() {
     let mut manager = follower();
@@ -142,6 +143,7 @@ fn what_a_deposed_primary_has_committed_is_not_executed_there() {
 }
 
 /// A stream that began again gave the log what was on its way there: both members then had it twice, or neither.
+// hazard: MIRROR-31
 #[test]
 fn what_was_given_to_the_log_is_known_until_it_is_acknowledged() {
     let mut manager = primary(0);
@@ -166,6 +168,7 @@ fn what_was_given_to_the_log_is_known_until_it_is_acknowledged() {
 }
 
 /// It was found to have a surplus while it took over, and served in that epoch all the same.
+// hazard: MIRROR-34
 #[test]
 fn one_that_has_a_surplus_gives_its_epoch_up() {
     let mut manager = owner(0);
@@ -179,6 +182,7 @@ fn one_that_has_a_surplus_gives_its_epoch_up() {
 }
 
 /// Commits that it could have logged when it took over could not be logged any more, and rows of others were executed beside them.
+// hazard: MIRROR-34
 #[test]
 fn one_that_loses_its_epoch_before_it_serves_is_unsettled_again() {
     let mut manager = owner(0);
@@ -196,6 +200,7 @@ fn one_that_loses_its_epoch_before_it_serves_is_unsettled_again() {
 }
 
 /// It had followed a primary, and took what that had sent for all of the log that it was about to own.
+// hazard: MIRROR-34
 #[test]
 fn one_that_takes_over_has_the_tail_when_it_has_read_the_log() {
     let mut manager = follower();
@@ -211,6 +216,7 @@ fn one_that_takes_over_has_the_tail_when_it_has_read_the_log() {
 
 /// The copy had the sequence as it was when it was dumped, and the log's values from before that position were left out: after a takeover
 /// numbers were used again.
+// hazard: MIRROR-73
 #[test]
 fn a_copy_takes_the_sequences_of_commits_that_it_has() {
     let mut manager = follower();
