@@ -103,7 +103,7 @@ impl Source {
     /// Says that the claim is still needed, and that no log before `from` is.
     ///
     /// # Errors
-    /// The claim was given up by the active: it kept more log than `storage.claim_cap` allows, or nobody heard of it for ten minutes.
+    /// The claim was given up by the active: it kept more log than `storage.max_retained_wal` allows, or nobody heard of it for ten minutes.
     pub async fn keep(&mut self, from: Lsn) -> Result<()> {
         let mut claim = self.claim.clone();
         claim.log_from = claim.log_from.max(from);

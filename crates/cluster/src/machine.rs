@@ -2,7 +2,7 @@
 //!
 //! ```text
 //!   clients ── veth ── br0 ─┬─ north's tap ── vm run ────┐
-//!                           └─ south's tap ── vm protect ┴── zones
+//!                           └─ south's tap ── vm run     ┴── zones
 //! ```
 //!
 //! Invariant: when a [`Pair`] is dropped, its processes are dead, and what they had in memory is gone.
@@ -183,10 +183,10 @@ impl Pair {
     /// It cannot be started.
     pub fn restart(&mut self, at: usize) -> anyhow::Result<()> {
         let host = &mut self.hosts[at];
-        let verb = if at == 0 { "run" } else { "protect" };
         let mut command = Command::new(&self.program);
         command
-            .args(["--log", "info", "vm", verb])
+            .args(["--log", "info", "vm", "run"])
+            .args((at != 0).then_some("--standby"))
             .args(["--until-stdin-closes", "--config"])
             .arg(&host.config);
         host.process = Some(Process::spawn(NAMES[at], command, &host.log)?);

@@ -359,15 +359,15 @@ mod tests {
 
     #[test]
     fn what_holds_everywhere_yields_to_what_a_cluster_says() {
-        let own = ["log = \"strict\"".to_owned()];
-        let ordered = "log = \"ordered\"";
+        let own = ["wal_sync = \"strict\"".to_owned()];
+        let ordered = "wal_sync = \"pipelined\"";
         assert_eq!(
             table("storage", &own, ordered),
-            "\n[storage]\nlog = \"strict\"\n"
+            "\n[storage]\nwal_sync = \"strict\"\n"
         );
         assert_eq!(
             table("storage", &[], ordered),
-            "\n[storage]\nlog = \"ordered\"\n"
+            "\n[storage]\nwal_sync = \"pipelined\"\n"
         );
         assert_eq!(table("storage", &[], ""), "");
     }

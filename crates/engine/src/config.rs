@@ -48,7 +48,7 @@ const OWN: Keys<'_> = &[
             "version",
         ],
     ),
-    ("channel", &["listen", "advertise", "drain"]),
+    ("channel", &["listen", "advertise", "drain_timeout"]),
     (
         "rest",
         &[

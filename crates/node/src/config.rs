@@ -20,7 +20,7 @@ use serde::Deserialize;
 
 pub use paths::Paths;
 pub use postgres::PostgresConfig;
-pub use standby::{Slow, StandbyConfig};
+pub use standby::{OnLag, StandbyConfig};
 
 /// One node, as its operator wants it.
 #[derive(Debug, Clone, PartialEq, Eq)]

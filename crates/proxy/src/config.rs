@@ -29,7 +29,7 @@ pub enum ConfigError {
         source: std::io::Error,
     },
     /// It is not understood.
-    #[error("invalid configuration file {path}: {reason}")]
+    #[error("invalid configuration in {path}: {reason}")]
     Parse {
         /// Which file.
         path: PathBuf,
@@ -235,11 +235,13 @@ pub enum Mode {
 #[serde(deny_unknown_fields, default)]
 pub struct Takeover {
     /// Runs open transactions again on the new active.
-    pub replay: bool,
+    #[serde(alias = "replay")]
+    pub replay_transactions: bool,
     /// Most bytes of statements of a transaction that is run again.
     pub replay_bytes: usize,
     /// Finds out if a commit whose answer was lost has happened; for that, the proxy asks for the ids of transactions.
-    pub decide: bool,
+    #[serde(alias = "decide")]
+    pub resolve_in_doubt_commits: bool,
     /// Time without proof that the active still owns its epoch after which nothing goes to its clients and nothing comes from them,
     /// until it is proved or there is another active. `0s`: no limit.
     #[serde(with = "humantime_serde")]
@@ -249,9 +251,9 @@ pub struct Takeover {
 impl Default for Takeover {
     fn default() -> Takeover {
         Takeover {
-            replay: true,
+            replay_transactions: true,
             replay_bytes: 1 << 20,
-            decide: true,
+            resolve_in_doubt_commits: true,
             lease: Duration::from_secs(3),
         }
     }
@@ -395,9 +397,9 @@ impl Config {
                 Mode::Session => PoolMode::Session,
                 Mode::Transaction => PoolMode::Transaction,
             },
-            replays: self.takeover.replay,
+            replays: self.takeover.replay_transactions,
             replay_bytes: self.takeover.replay_bytes,
-            decides: self.takeover.decide,
+            decides: self.takeover.resolve_in_doubt_commits,
             read: self.reads.mode.parse().unwrap_or_default(),
             read_wait: self.reads.wait,
             near: self.reads.near.clone(),
@@ -453,6 +455,20 @@ mod tests {
         for mode in ["disable", "prefer"] {
             assert_eq!(of(mode, "").as_deref(), Ok(mode));
             assert!(of(mode, root).is_err(), "{mode}");
+        }
+    }
+
+    /// A file of an earlier version must start its proxy.
+    #[test]
+    fn takeover_keys_have_their_former_names_as_well() {
+        let of = |keys: &str| parse(&format!("[takeover]\n{keys}"));
+        for (old, new) in [
+            ("decide = false", "resolve_in_doubt_commits = false"),
+            ("replay = false", "replay_transactions = false"),
+        ] {
+            assert_eq!(of(old), of(new));
+            assert!(of(old).is_ok());
+            assert!(of(&format!("{old}\n{new}")).is_err(), "both names");
         }
     }
 

@@ -44,7 +44,7 @@ impl Understudy {
         settings.tls = true;
         settings.parameters = open_parameters(options, dir)?;
         if ordered {
-            settings.storage.push("log = \"ordered\"".to_owned());
+            settings.storage.push("wal_sync = \"pipelined\"".to_owned());
         }
         if options.distance == Distance::Regions {
             settings.heartbeat = "wide".to_owned();

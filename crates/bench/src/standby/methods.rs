@@ -20,7 +20,7 @@ use cluster::clients::session::connect;
 /// From the standby to every copy, there and back.
 const LATENCY_MS: f64 = 5.0;
 /// A standby so far behind counts as slow, so that it happens within a short run.
-const SLOW_AFTER: &str = "slow_after = \"2MiB\"";
+const MAX_LAG: &str = "max_lag = \"2MiB\"";
 /// Throughput that counts as the peak reached again, of what it is in the end.
 const PEAK_SHARE: f64 = 0.9;
 
@@ -59,10 +59,10 @@ impl Method {
 
     fn settings(self) -> [&'static str; 3] {
         match self {
-            Method::Nothing => ["prefetch = 0", "slow = \"follow\"", SLOW_AFTER],
-            Method::Wait => ["prefetch = 0", "slow = \"wait\"", SLOW_AFTER],
-            Method::Skip => ["prefetch = 0", "slow = \"skip\"", SLOW_AFTER],
-            Method::ReadAhead => ["prefetch = 10", "slow = \"follow\"", SLOW_AFTER],
+            Method::Nothing => ["prefetch = 0", "on_lag = \"follow\"", MAX_LAG],
+            Method::Wait => ["prefetch = 0", "on_lag = \"wait\"", MAX_LAG],
+            Method::Skip => ["prefetch = 0", "on_lag = \"skip\"", MAX_LAG],
+            Method::ReadAhead => ["prefetch = 10", "on_lag = \"follow\"", MAX_LAG],
         }
     }
 }

@@ -32,7 +32,7 @@ impl Way {
             _ => "everything",
         };
         [
-            ("epoch", format!("\"{epoch_ms}ms\"")),
+            ("checkpoint_interval", format!("\"{epoch_ms}ms\"")),
             ("protection", format!("\"{protection}\"")),
             ("compression", compression.to_string()),
             ("read_tracking", read_tracking.to_string()),

@@ -18,8 +18,12 @@ pub struct ChannelConfig {
     pub advertise: Option<Address>,
     /// Time that a planned stop of the server waits for transactions of proxies to end. Transactions that are open after
     /// that are rolled back.
-    #[serde(default = "default_drain", with = "humantime_serde")]
-    pub drain: Duration,
+    #[serde(
+        alias = "drain",
+        default = "default_drain_timeout",
+        with = "humantime_serde"
+    )]
+    pub drain_timeout: Duration,
 }
 
 impl ChannelConfig {
@@ -50,12 +54,12 @@ impl Default for ChannelConfig {
         ChannelConfig {
             listen: default_channel(),
             advertise: None,
-            drain: default_drain(),
+            drain_timeout: default_drain_timeout(),
         }
     }
 }
 
-fn default_drain() -> Duration {
+fn default_drain_timeout() -> Duration {
     Duration::from_secs(5)
 }
 

@@ -5,6 +5,7 @@
 use toml::de::{DeTable, DeValue};
 
 use super::ConfigError;
+use super::renamed::{is_old, warn_of_renamed};
 
 /// The keys of each table of a file, by the table's name; that of the top level is empty.
 pub type Keys<'a> = &'a [(&'a str, &'a [&'a str])];
@@ -49,11 +50,12 @@ pub const SHARED_KEYS: Keys<'_> = &[
     ("tls", &["identity", "certificate", "key", "ca"]),
 ];
 
-/// Refuses the first key of a file that is neither shared nor one of `own`. A table of which no keys are known is for whoever
-/// reads it to check.
+/// Refuses the first key of a file that is neither shared nor one of `own`, and warns of keys by a former name. A table of
+/// which no keys are known is for whoever reads it to check.
 ///
 /// # Errors
-/// [`ConfigError::UnknownKey`] with its line and what was probably meant, `Syntax` if it is no TOML.
+/// [`ConfigError::UnknownKey`] with its line and what was probably meant, `Invalid` if a key is there by its former name too,
+/// `Syntax` if it is no TOML.
 pub fn check_keys(text: &str, own: Keys<'_>) -> Result<(), ConfigError> {
     let table = DeTable::parse(text)?;
     let table = table.get_ref();
@@ -67,7 +69,7 @@ pub fn check_keys(text: &str, own: Keys<'_>) -> Result<(), ConfigError> {
             }
         }
     }
-    Ok(())
+    warn_of_renamed(table)
 }
 
 /// What may be in a file.
@@ -85,7 +87,7 @@ impl<'a> Known<'a> {
         let known: Vec<&str> = parts.flat_map(|(_, keys)| keys).copied().collect();
         for key in table.keys() {
             let found = key.get_ref().as_ref();
-            if known.contains(&found) {
+            if known.contains(&found) || is_old(name, found, &known) {
                 continue;
             }
             let path = match name {

@@ -7,15 +7,16 @@ use serde::Deserialize;
 
 use super::ByteSize;
 
-/// When a sync of the database's log is answered.
+/// Moment at which a sync of the database's WAL is answered.
 #[derive(Debug, Default, Clone, Copy, PartialEq, Eq, Deserialize)]
 #[serde(rename_all = "lowercase")]
-pub enum LogMode {
-    /// When the log is durable.
+pub enum WalSync {
+    /// When the WAL is durable.
     #[default]
     Strict,
-    /// When the log is on its way. Flushes overlap, and each commit waits until its log is confirmed.
-    Ordered,
+    /// When the WAL is on its way. Flushes overlap, and each commit waits until its WAL is confirmed.
+    #[serde(alias = "ordered")]
+    Pipelined,
 }
 
 /// `[storage]`
@@ -28,9 +29,11 @@ pub struct StorageConfig {
     /// Most bytes of blocks that are compared in a second, by a scrub or to bring a zone up to date.
     pub scrub_rate: ByteSize,
     /// Most WAL that is kept for a standby. A standby that needs more reattaches at the newest seal. The active never waits.
-    pub claim_cap: ByteSize,
+    #[serde(alias = "claim_cap")]
+    pub max_retained_wal: ByteSize,
     /// Moment at which a sync of PostgreSQL's WAL is answered, while this node is the active.
-    pub log: LogMode,
+    #[serde(alias = "log")]
+    pub wal_sync: WalSync,
 }
 
 impl Default for StorageConfig {
@@ -39,8 +42,8 @@ impl Default for StorageConfig {
         StorageConfig {
             scrub_every: pace.every,
             scrub_rate: ByteSize(pace.bytes_per_second),
-            claim_cap: ByteSize::mib(16 << 10),
-            log: LogMode::Strict,
+            max_retained_wal: ByteSize::mib(16 << 10),
+            wal_sync: WalSync::Strict,
         }
     }
 }

@@ -59,7 +59,7 @@ use super::protection;
 use super::pulse::Pulse;
 use super::slots;
 use super::throughput;
-use crate::config::Slow;
+use crate::config::OnLag;
 use crate::machine::{Ask, Effect, Event, State};
 
 /// How long a clean stop may take before PostgreSQL is killed.
@@ -132,7 +132,7 @@ impl Active {
             view: Arc::clone(&self.view),
             me: context.me.node.clone(),
             synced: self.sealer.synced(),
-            cap: context.config.storage.claim_cap,
+            cap: context.config.storage.max_retained_wal,
             told: Arc::clone(&retained),
         };
         let claims = tokio::spawn(keeper.run());
@@ -181,9 +181,9 @@ impl Active {
             Arc::clone(&context.registry),
         ));
         let (through, mut flushed) = mpsc::channel(4);
-        let backpressure = (context.config.standby.slow == Slow::Wait).then(|| {
+        let backpressure = (context.config.standby.on_lag == OnLag::Wait).then(|| {
             let (server, sealer) = (Arc::clone(&context.server), Arc::clone(&self.sealer));
-            let bound = context.config.standby.slow_after.0;
+            let bound = context.config.standby.max_lag.0;
             tokio::spawn(backpressure::run(
                 server,
                 sealer,

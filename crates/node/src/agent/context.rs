@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use coordination::address::Address;
 use coordination::channel::{Identity, Party, Server};
-use coordination::config::{Heartbeat, LogMode};
+use coordination::config::{Heartbeat, WalSync};
 use coordination::records::{
     Cluster, Control, EngineFacts, Libraries, Member, Record, ServerFacts,
 };
@@ -213,7 +213,7 @@ impl Context {
 
     /// What an ordered log needs, if that is wanted and this configuration allows it.
     pub(crate) fn ordered_settings(&self, shared: &Configuration) -> Vec<Setting> {
-        if self.config.storage.log == LogMode::Strict || self.orders_no_log() {
+        if self.config.storage.wal_sync == WalSync::Strict || self.orders_no_log() {
             return Vec::new();
         }
         let mut configuration = shared.clone();

@@ -13,7 +13,7 @@ use parking_lot::Mutex;
 use serde::Serialize;
 use volume::lsn::Lsn;
 
-use crate::config::{Slow, StandbyConfig};
+use crate::config::{OnLag, StandbyConfig};
 
 /// How long a standby goes on after it attached, whatever its lag: what it loads pays off later.
 const STAY: Duration = Duration::from_secs(10);
@@ -72,9 +72,9 @@ impl Lag {
 
     /// True if it is time to look at the newest seal.
     pub fn wants_look(&mut self, now: Duration) -> bool {
-        let slow = self.config.slow == Slow::Skip
+        let slow = self.config.on_lag == OnLag::Skip
             && self.applied > Lsn::ZERO
-            && self.bytes() > self.config.slow_after.0;
+            && self.bytes() > self.config.max_lag.0;
         let due = self.looked.is_none_or(|at| now >= at + LOOK_EVERY);
         let looks = slow && due && now >= self.attached + STAY;
         if looks {
@@ -89,12 +89,12 @@ impl Lag {
         let (lag, saved) = (self.bytes(), redo.bytes_since(self.applied));
         let seconds = saved as f64 / self.bytes_per_second.max(1.0);
         let worth_it =
-            lag > self.config.slow_after.0 && saved >= lag / 2 && seconds > ATTACH.as_secs_f64();
+            lag > self.config.max_lag.0 && saved >= lag / 2 && seconds > ATTACH.as_secs_f64();
         worth_it.then(|| {
             format!(
                 "{} MiB of log behind, more than {}; the newest seal saves {} MiB",
                 lag >> 20,
-                self.config.slow_after,
+                self.config.max_lag,
                 saved >> 20
             )
         })
@@ -169,10 +169,10 @@ mod tests {
     }
 
     /// 100 MiB behind, replaying one MiB a second, attached 20 s ago.
-    fn behind(slow: Slow) -> Lag {
+    fn behind(on_lag: OnLag) -> Lag {
         let config = StandbyConfig {
-            slow,
-            slow_after: ByteSize::mib(50),
+            on_lag,
+            max_lag: ByteSize::mib(50),
             ..StandbyConfig::default()
         };
         let mut lag = Lag::new(config, seconds(0));
@@ -184,7 +184,7 @@ mod tests {
 
     #[test]
     fn a_standby_far_behind_skips_if_that_saves_most_of_the_way() {
-        let mut lag = behind(Slow::Skip);
+        let mut lag = behind(OnLag::Skip);
         assert!(lag.wants_look(seconds(20)));
         assert!(!lag.wants_look(seconds(21)), "it looked just now");
         assert!(lag.wants_look(seconds(22)));
@@ -199,7 +199,7 @@ mod tests {
 
     #[test]
     fn one_that_gets_there_soon_by_itself_goes_on() {
-        let mut lag = behind(Slow::Skip);
+        let mut lag = behind(OnLag::Skip);
         // 40 MiB a second.
         lag.progressed(Lsn(110 * MIB), Lsn(220 * MIB), seconds(22));
         assert!(lag.wants_look(seconds(22)));
@@ -210,10 +210,10 @@ mod tests {
 
     #[test]
     fn nobody_skips_too_early_or_against_the_setting() {
-        for slow in [Slow::Follow, Slow::Wait] {
-            assert!(!behind(slow).wants_look(seconds(20)));
+        for on_lag in [OnLag::Follow, OnLag::Wait] {
+            assert!(!behind(on_lag).wants_look(seconds(20)));
         }
-        let mut lag = behind(Slow::Skip);
+        let mut lag = behind(OnLag::Skip);
         lag.attached = seconds(15);
         assert!(!lag.wants_look(seconds(24)), "attached 9 s ago");
         assert!(lag.wants_look(seconds(25)));

@@ -15,8 +15,10 @@ impl Raw {
         self.memory.cache.check("memory.cache")?;
         self.memory.overlay.check("memory.overlay")?;
         self.storage.scrub_rate.check("storage.scrub_rate")?;
-        self.storage.claim_cap.check("storage.claim_cap")?;
-        self.standby.slow_after.check("standby.slow_after")
+        self.storage
+            .max_retained_wal
+            .check("storage.max_retained_wal")?;
+        self.standby.max_lag.check("standby.max_lag")
     }
 
     fn check_data(&self) -> Result<(), ConfigError> {

@@ -25,7 +25,7 @@ pub(super) const OWN: Keys<'_> = &[
             "parameters",
         ],
     ),
-    ("channel", &["listen", "advertise", "drain"]),
+    ("channel", &["listen", "advertise", "drain_timeout"]),
     (
         "rest",
         &[
@@ -43,14 +43,14 @@ pub(super) const OWN: Keys<'_> = &[
     ),
     (
         "storage",
-        &["scrub_every", "scrub_rate", "claim_cap", "log"],
+        &["scrub_every", "scrub_rate", "max_retained_wal", "wal_sync"],
     ),
     (
         "standby",
         &[
             "prefetch",
-            "slow",
-            "slow_after",
+            "on_lag",
+            "max_lag",
             "max_streaming_delay",
             "feedback",
         ],

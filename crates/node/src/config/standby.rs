@@ -14,10 +14,12 @@ const DELAY_MAX: Duration = Duration::from_millis(i32::MAX as u64);
 pub struct StandbyConfig {
     /// Number of blocks that are read at the same time ahead of redo, at most 256. 0: redo reads alone.
     pub prefetch: u16,
-    /// Reaction to a standby that is further behind than `slow_after`.
-    pub slow: Slow,
+    /// Reaction to a standby that is further behind than `max_lag`.
+    #[serde(alias = "slow")]
+    pub on_lag: OnLag,
     /// WAL that a standby may be behind.
-    pub slow_after: ByteSize,
+    #[serde(alias = "slow_after")]
+    pub max_lag: ByteSize,
     /// Time that redo waits for a query in its way before it cancels the query. A long time makes a takeover longer.
     #[serde(with = "humantime_serde")]
     pub max_streaming_delay: Duration,
@@ -28,7 +30,7 @@ pub struct StandbyConfig {
 /// What is done about a standby that is too far behind.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, serde::Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
-pub enum Slow {
+pub enum OnLag {
     /// The standby reattaches at the newest seal, if that saves replay (CAC-DB 4.4.3).
     Skip,
     /// The standby goes on replaying.
@@ -44,8 +46,8 @@ impl Default for StandbyConfig {
     fn default() -> Self {
         StandbyConfig {
             prefetch: 10,
-            slow: Slow::Skip,
-            slow_after: ByteSize::mib(1 << 10),
+            on_lag: OnLag::Skip,
+            max_lag: ByteSize::mib(1 << 10),
             max_streaming_delay: Duration::from_secs(1),
             // As PostgreSQL's own default: a long query here must not bloat the active unasked.
             feedback: false,

@@ -1,6 +1,6 @@
 //! What the configuration accepts, and how it refuses.
 
-use coordination::config::{LogMode, Parameter, SHARED_KEYS};
+use coordination::config::{Parameter, RENAMED, SHARED_KEYS, WalSync, renamed_keys};
 
 use super::*;
 
@@ -57,18 +57,45 @@ fn defaults_are_what_the_example_says() {
 }
 
 #[test]
-fn the_log_is_strict_unless_it_is_to_be_ordered() {
-    let log = |extra: &str| with(extra).map(|config| config.storage.log);
-    assert_eq!(log("").unwrap(), LogMode::Strict);
+fn wal_syncs_are_strict_unless_they_are_to_be_pipelined() {
+    let sync = |extra: &str| with(extra).map(|config| config.storage.wal_sync);
+    assert_eq!(sync("").unwrap(), WalSync::Strict);
     assert_eq!(
-        log("[storage]\nlog = \"ordered\"\n").unwrap(),
-        LogMode::Ordered
+        sync("[storage]\nwal_sync = \"pipelined\"\n").unwrap(),
+        WalSync::Pipelined
     );
-    let refused = refusal("[storage]\nlog = \"loose\"\n");
+    let refused = refusal("[storage]\nwal_sync = \"loose\"\n");
     assert!(
-        refused.contains("strict") && refused.contains("ordered"),
+        refused.contains("strict") && refused.contains("pipelined"),
         "{refused}"
     );
+}
+
+/// A file of an earlier version must start its node, and one with both names must not: which of them counts?
+#[test]
+fn files_with_former_names_of_keys_load() {
+    let values = [
+        ("slow", "\"wait\"", "\"wait\""),
+        ("slow_after", "\"2GiB\"", "\"2GiB\""),
+        ("claim_cap", "\"9GiB\"", "\"9GiB\""),
+        ("log", "\"ordered\"", "\"pipelined\""),
+        ("drain", "\"9s\"", "\"9s\""),
+    ];
+    for (old, before, now) in values {
+        let of = RENAMED.iter().find(|of| of.old == old).unwrap();
+        let former = format!("[{}]\n{old} = {before}\n", of.table);
+        let today = format!("[{}]\n{} = {now}\n", of.table, of.new);
+        let (former_config, today_config) = (with(&former).unwrap(), with(&today).unwrap());
+        assert_eq!(former_config.standby, today_config.standby, "{old}");
+        assert_eq!(former_config.storage, today_config.storage, "{old}");
+        assert_eq!(former_config.channel, today_config.channel, "{old}");
+        assert_eq!(renamed_keys(&former).unwrap(), [*of]);
+        let refused = refusal(&format!("{former}{} = {now}\n", of.new));
+        assert!(
+            refused.contains(&format!("former name of \"{}\"", of.new)),
+            "{refused}"
+        );
+    }
 }
 
 #[test]
@@ -133,8 +160,8 @@ fn nonsense_is_refused_and_says_what_to_change() {
         ("[tags]\nzone = 1", "tags.zone"),
         ("[standby]\nprefetch = 1000", "at most 256"),
         ("[standby]\nprefetch = -1", "prefetch"),
-        ("[standby]\nslow = \"hurry\"", "hurry"),
-        ("[standby]\nslow_after = \"1KiB\"", "standby.slow_after"),
+        ("[standby]\non_lag = \"hurry\"", "hurry"),
+        ("[standby]\nmax_lag = \"1KiB\"", "standby.max_lag"),
         ("[tls]\nidentity = \"a.pem\"", "tls.identity"),
         (
             "[tls]\ncertificate = \"/a\"\nca = \"/b\"",

@@ -36,7 +36,7 @@ pub fn why_strict(configuration: &Configuration) -> Option<String> {
     if !names.is_empty() {
         return Some(format!(
             "{NAMES} = '{names}' names standbys of the operator's, which would have to connect to this server, and \
-             beside an ordered log nobody can; make it empty, or set [storage] log = \"strict\""
+             beside an ordered log nobody can; make it empty, or set [storage] wal_sync = \"strict\""
         ));
     }
     let waits = configuration.get("synchronous_commit").map(str::trim);
@@ -46,21 +46,21 @@ pub fn why_strict(configuration: &Configuration) -> Option<String> {
     {
         return Some(format!(
             "synchronous_commit = {value} makes commits wait for the flush at most, which is not durable yet where the log \
-             is ordered; set it to on, or set [storage] log = \"strict\""
+             is ordered; set it to on, or set [storage] wal_sync = \"strict\""
         ));
     }
     let level = configuration.get("wal_level").unwrap_or("replica");
     if level.eq_ignore_ascii_case("logical") {
         return Some(
             "wal_level = logical lets slots hand out changes that are not durable yet; set it to replica, or set \
-             [storage] log = \"strict\""
+             [storage] wal_sync = \"strict\""
                 .to_owned(),
         );
     }
     if configuration.capacity().max_wal_senders == 0 {
         return Some(
             "max_wal_senders = 0 leaves no place for the connection that confirms commits; set it to 1 or more, or \
-             set [storage] log = \"strict\""
+             set [storage] wal_sync = \"strict\""
                 .to_owned(),
         );
     }

@@ -410,8 +410,14 @@ fn config(proxy: &Proxy) -> Answer {
         ("server_lifetime", seconds(config.server_lifetime)),
         ("server_tls.mode", config.server_tls.mode.name().to_owned()),
         ("reads.mode", config.reads.mode.clone()),
-        ("takeover.replay", config.takeover.replay.to_string()),
-        ("takeover.decide", config.takeover.decide.to_string()),
+        (
+            "takeover.replay_transactions",
+            config.takeover.replay_transactions.to_string(),
+        ),
+        (
+            "takeover.resolve_in_doubt_commits",
+            config.takeover.resolve_in_doubt_commits.to_string(),
+        ),
     ];
     let rows = pairs.map(|(key, value)| vec![key.to_owned(), value]);
     Answer::Table(&["key", "value"], rows.into())

@@ -101,9 +101,9 @@ pub struct Demo {
     /// With --vm: what waits for checkpoints. "nothing" loses commits, and shows what the others are for.
     #[arg(long, value_enum, default_value = "everything", requires = "vm")]
     pub protection: VmProtection,
-    /// With --vm: between two checkpoints.
-    #[arg(long, default_value = "50ms", value_parser = duration, requires = "vm")]
-    pub epoch: Duration,
+    /// With --vm: time between two checkpoints.
+    #[arg(long, alias = "epoch", default_value = "50ms", value_parser = duration, requires = "vm")]
+    pub checkpoint_interval: Duration,
     /// With --vm: megabytes of memory.
     #[arg(long, default_value_t = 512, requires = "vm", value_parser = clap::value_parser!(u64).range(256..=1 << 20))]
     pub memory_mb: u64,

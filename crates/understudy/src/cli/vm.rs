@@ -14,8 +14,8 @@ use clap::{Args, Subcommand, ValueEnum};
 Examples:
   understudy vm create --image /var/lib/understudy/image --password-file secret
   understudy vm init --config north.toml
-  understudy vm run --config north.toml         on the host where the machine begins
-  understudy vm protect --config south.toml     on the other one
+  understudy vm run --config north.toml             on the host where the machine begins
+  understudy vm run --standby --config south.toml   on the other one
   understudy vm status --config north.toml --json
   understudy vm switchover --config north.toml")]
 pub enum Vm {
@@ -24,19 +24,24 @@ pub enum Vm {
     /// Make the volume that says who runs the machine.
     Init(VmFile),
     /// Run the machine on this host, or follow whoever runs it already.
+    ///
+    /// With --standby, hold the checkpoints of the machine that the other host runs, and take over when that is lost.
     Run(VmRun),
-    /// Hold the checkpoints of the machine that the other host runs, and take over when that is lost.
-    Protect(VmRun),
+    /// Former name of `run --standby`.
+    #[command(hide = true)]
+    Protect(VmHost),
     /// Show what both hosts are, and what checkpoints cost.
     Status(VmAsking),
     /// Let the standby take over now.
-    #[command(visible_alias = "failover")]
     Switchover(VmAsking),
+    /// Former name of `switchover`.
+    #[command(hide = true)]
+    Failover(VmAsking),
     /// Start the machine from the disk of the host of this file, when no host starts it by itself: the host that
     /// ran it last is gone for good, or restarted before its disk was synced. What the other host's disk has and
     /// this one's has not is lost.
     StartFromDisk(VmFile),
-    /// Have the host of this file read it again: epoch, protection, compression and read_tracking change while the machine runs.
+    /// Have the host of this file read it again: checkpoint_interval, protection, compression and read_tracking change while the machine runs.
     Reload(VmAsking),
     /// Show who ran the machine since when.
     History(VmAsking),
@@ -84,9 +89,20 @@ pub struct VmFile {
     pub config: PathBuf,
 }
 
-/// Run a host.
+/// Run a host, as what it is to be.
 #[derive(Debug, Args)]
 pub struct VmRun {
+    /// The host.
+    #[command(flatten)]
+    pub host: VmHost,
+    /// Begin as the standby: hold the checkpoints of the machine that the other host runs.
+    #[arg(long)]
+    pub standby: bool,
+}
+
+/// Run a host.
+#[derive(Debug, Args)]
+pub struct VmHost {
     /// Which.
     #[command(flatten)]
     pub file: VmFile,

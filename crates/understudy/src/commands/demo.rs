@@ -85,7 +85,7 @@ async fn run_machine(args: cli::Demo, seed: u64) -> anyhow::Result<Code> {
             VmProtection::Commits => vm::network::Protection::Commits,
             VmProtection::Nothing => vm::network::Protection::Nothing,
         },
-        epoch: args.epoch,
+        checkpoint_interval: args.checkpoint_interval,
         memory_mb: args.memory_mb,
         between: args.duration / (args.kills + 1),
         kills: args.kills,

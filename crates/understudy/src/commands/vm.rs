@@ -34,15 +34,27 @@ pub async fn run(command: cli::Vm) -> anyhow::Result<Code> {
     match command {
         cli::Vm::Create(args) => make(args).await,
         cli::Vm::Init(args) => init(&args.config).await,
-        cli::Vm::Run(args) => serve(args, true).await,
-        cli::Vm::Protect(args) => serve(args, false).await,
+        cli::Vm::Run(args) => serve(args.host, !args.standby).await,
+        cli::Vm::Protect(args) => {
+            warn_of_verb("protect", "run --standby");
+            serve(args, false).await
+        }
         cli::Vm::Status(args) => status(&args).await,
         cli::Vm::Switchover(args) => fail_over(&args).await,
+        cli::Vm::Failover(args) => {
+            warn_of_verb("failover", "switchover");
+            fail_over(&args).await
+        }
         cli::Vm::StartFromDisk(args) => start_from_disk(&args.config).await,
         cli::Vm::Reload(args) => reload(&args).await,
         cli::Vm::History(args) => history(&args).await,
         cli::Vm::Metrics(args) => metrics(&args.config).await,
     }
+}
+
+/// Says the new name of a command.
+fn warn_of_verb(old: &str, new: &str) {
+    tracing::warn!("\"vm {old}\" has a new name: use \"vm {new}\"");
 }
 
 /// What the file says of the cluster, and of the machine.
@@ -109,7 +121,7 @@ async fn init(file: &Path) -> anyhow::Result<Code> {
     Ok(Code::Ok)
 }
 
-async fn serve(args: cli::VmRun, first: bool) -> anyhow::Result<Code> {
+async fn serve(args: cli::VmHost, first: bool) -> anyhow::Result<Code> {
     let (cluster, mut config) = load(&args.file.config)?;
     config.first = first;
     let asked_to_end = super::process::asked_to_end(args.until_stdin_closes);

@@ -29,7 +29,7 @@ pub struct Options {
     /// What waits for checkpoints.
     pub protection: Protection,
     /// Between two checkpoints.
-    pub epoch: Duration,
+    pub checkpoint_interval: Duration,
     /// Megabytes of memory.
     pub memory_mb: u64,
     /// Length of the load before the first kill, and after each.

@@ -66,8 +66,12 @@ pub struct Config {
     #[serde(skip)]
     pub first: bool,
     /// Time between two checkpoints, from 5 ms to half of `silence`.
-    #[serde(with = "humantime_serde", default = "default_epoch")]
-    pub epoch: Duration,
+    #[serde(
+        with = "humantime_serde",
+        alias = "epoch",
+        default = "default_checkpoint_interval"
+    )]
+    pub checkpoint_interval: Duration,
     /// Output of the machine that waits until a checkpoint is safe.
     #[serde(default)]
     pub protection: Protection,
@@ -103,7 +107,7 @@ fn default_cpus() -> u32 {
     1
 }
 
-fn default_epoch() -> Duration {
+fn default_checkpoint_interval() -> Duration {
     Duration::from_millis(50)
 }
 
@@ -131,7 +135,7 @@ fn default_patience() -> Duration {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Tuning {
     /// See [`Config`], as for all of these.
-    pub epoch: Duration,
+    pub checkpoint_interval: Duration,
     /// What waits.
     pub protection: Protection,
     /// How pages are sent.
@@ -144,7 +148,7 @@ impl Config {
     /// What can change while the host runs.
     pub fn tuning(&self) -> Tuning {
         Tuning {
-            epoch: self.epoch,
+            checkpoint_interval: self.checkpoint_interval,
             protection: self.protection,
             compression: self.compression,
             read_tracking: self.read_tracking,
@@ -154,7 +158,7 @@ impl Config {
     /// The same with other settings of those that can change.
     pub fn tuned(self, to: Tuning) -> Config {
         Config {
-            epoch: to.epoch,
+            checkpoint_interval: to.checkpoint_interval,
             protection: to.protection,
             compression: to.compression,
             read_tracking: to.read_tracking,
@@ -189,8 +193,13 @@ impl Config {
                 reason: reason.to_owned(),
             })
         };
-        if config.epoch < Duration::from_millis(5) || config.epoch > config.silence / 2 {
-            return refused("epoch", "must be from 5 ms to half of the silence");
+        if config.checkpoint_interval < Duration::from_millis(5)
+            || config.checkpoint_interval > config.silence / 2
+        {
+            return refused(
+                "checkpoint_interval",
+                "must be from 5 ms to half of the silence",
+            );
         }
         if config.silence < Duration::from_millis(100) {
             return refused("silence", "must be at least 100 ms");
@@ -280,13 +289,16 @@ mod tests {
         assert_eq!(config.protection, Protection::Everything);
         assert_eq!(config.network().unwrap(), ([10, 9, 0, 2].into(), 24));
         for (line, key) in [
-            ("epoch = \"900ms\"", "epoch"),
+            ("checkpoint_interval = \"900ms\"", "checkpoint_interval"),
             ("memory_mb = 64", "memory_mb"),
             ("cpus = 3", "cpus"),
             ("journal_mb = 0", "journal_mb"),
             ("protection = \"some\"", "some"),
             ("speed = 3", "speed"),
-            ("silence = \"50ms\"\nepoch = \"20ms\"", "silence"),
+            (
+                "silence = \"50ms\"\ncheckpoint_interval = \"20ms\"",
+                "silence",
+            ),
             ("patience = \"1500ms\"", "patience"),
         ] {
             let error = Config::parse(&format!("{WHOLE}\n{line}"))
@@ -296,5 +308,13 @@ mod tests {
         }
         let error = Config::parse(&WHOLE.replace("10.9.0.2/24", "10.9.0.2")).unwrap_err();
         assert!(error.to_string().contains("address"), "{error}");
+    }
+
+    #[test]
+    fn checkpoint_interval_has_its_former_name_as_well() {
+        let of = |line: &str| Config::parse(&format!("{WHOLE}\n{line}"));
+        let (old, new) = ("epoch = \"20ms\"", "checkpoint_interval = \"20ms\"");
+        assert_eq!(of(old).unwrap(), of(new).unwrap());
+        assert!(of(&format!("{old}\n{new}")).is_err(), "both names");
     }
 }

@@ -108,7 +108,7 @@ impl Active {
     /// Has proxies begin no transaction until PostgreSQL serves again, here or elsewhere, and waits a while for those that
     /// are open to end. A higher epoch ends the wait.
     pub(super) async fn hold_proxies(&self, context: &Context) {
-        let drain = context.config.channel.drain;
+        let drain = context.config.channel.drain_timeout;
         let at_most = drain + STOPPED_WITHIN;
         tokio::select! {
             () = context.server.hold(self.epoch, drain, at_most) => {}

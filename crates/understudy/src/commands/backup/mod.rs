@@ -58,7 +58,7 @@ fn explain(error: anyhow::Error) -> anyhow::Error {
         Some(Error::Volume(volume::error::Error::ClaimLost)) => (
             Code::Failed,
             Some(
-                "The active gave back what was being read: it needed more log than storage.claim_cap allows, or the zones were out of \
+                "The active gave back what was being read: it needed more log than storage.max_retained_wal allows, or the zones were out of \
                  reach for ten minutes. What was copied is of use to the next try.",
             ),
         ),

@@ -49,8 +49,8 @@ impl Stage {
             has_lines: false,
             more: vec![
                 (
-                    "epoch".to_owned(),
-                    text(&format!("{}ms", options.epoch.as_millis())),
+                    "checkpoint_interval".to_owned(),
+                    text(&format!("{}ms", options.checkpoint_interval.as_millis())),
                 ),
                 (
                     "protection".to_owned(),

@@ -52,7 +52,7 @@ impl Engine {
             }
         };
         protection.made = number;
-        protection.next = began + tuning.epoch;
+        protection.next = began + tuning.checkpoint_interval;
         if !tuning.read_tracking {
             seen.0.reads = Reads::default();
         }

@@ -108,13 +108,13 @@ async fn what_is_in_the_way(session: &Session) -> pgserver::Result<Option<String
     if let Some(names) = session.value(names).await? {
         return Ok(Some(format!(
             "synchronous_standby_names = '{names}' is in PostgreSQL's configuration and has no effect; remove it, or set \
-             [storage] log = \"strict\" and restart PostgreSQL"
+             [storage] wal_sync = \"strict\" and restart PostgreSQL"
         )));
     }
     if let Some(level) = session.value(COMMITS_EARLY).await? {
         return Ok(Some(format!(
             "{level}: such commits do not wait until their log is durable, as they nearly do with a strict log; remove it, \
-             or set [storage] log = \"strict\" and restart PostgreSQL"
+             or set [storage] wal_sync = \"strict\" and restart PostgreSQL"
         )));
     }
     let level = session.value("SHOW wal_level").await?;
