@@ -22,6 +22,7 @@ pub mod rewind;
 pub mod rows;
 pub mod schedule;
 pub mod stream;
+pub mod verifying;
 pub mod waited;
 
 #[cfg(test)]

@@ -18,6 +18,7 @@ use super::verify;
 use super::wire::Postgres;
 use crate::core::ledger::Ledger;
 use crate::core::manager::{Ack, Manager, Role};
+use crate::core::verifying::Verified;
 
 /// How long a handover waits for transactions to end.
 const HANDOVER: Duration = Duration::from_secs(30);
@@ -67,6 +68,12 @@ pub struct Status {
     /// How far that is.
     #[serde(default)]
     pub filling: Option<String>,
+    /// The last time that it compared both members, and what it found.
+    #[serde(default)]
+    pub verified: Option<Verified>,
+    /// The reason for which members that are to be compared are not.
+    #[serde(default)]
+    pub unverified: Option<String>,
 }
 
 pub(super) fn status(hub: &Hub) -> Status {
@@ -90,6 +97,8 @@ pub(super) fn status(hub: &Hub) -> Status {
             .filling
             .lock()
             .map(|(step, since)| format!("{step}, for {} s in all", since.elapsed().as_secs())),
+        verified: hub.verifications.last.lock().clone(),
+        unverified: hub.verifications.hindrance.lock().clone(),
     })
 }
 
@@ -134,6 +143,7 @@ async fn switch_over(hub: &Hub) -> Result<String, String> {
     if !now.has_standby {
         return Err("there is no standby that has everything".to_owned());
     }
+    let _gate = hub.verifications.gate.lock().await;
     hub.close_gate();
     match hand_over(hub).await {
         Ok(()) => Ok("{\"handed_over\":true}".to_owned()),
@@ -246,7 +256,7 @@ pub fn metrics(hub: &Hub) -> String {
     };
     let lag = status.logged.saturating_sub(status.applied.unwrap_or(0));
     let of = |counter: &std::sync::atomic::AtomicU64| counter.load(Ordering::Relaxed);
-    let gauges = [
+    let mut gauges = vec![
         ("role", "0 recovering, 1 standby, 2 primary or single", role),
         (
             "lag_transactions",
@@ -270,6 +280,19 @@ pub fn metrics(hub: &Hub) -> String {
             u64::from(status.difference.is_some()),
         ),
     ];
+    // A standby's are those of before: the primary compares.
+    if let Some(verified) = status.verified.filter(|_| status.role == Role::Primary) {
+        gauges.push((
+            "verified_timestamp_seconds",
+            "the time of the last comparison of both members",
+            verified.unix_ms / 1000,
+        ));
+        gauges.push((
+            "verified_equal",
+            "whether both members were equal then",
+            u64::from(verified.equal),
+        ));
+    }
     let counts = [
         (
             "statements_total",

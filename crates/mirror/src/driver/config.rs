@@ -66,6 +66,9 @@ pub struct Config {
     /// Number of transactions that the log retains for a member that is away.
     #[serde(default = "default_retain")]
     pub retain: u64,
+    /// Interval at which the primary compares both members, as `understudy mirror verify` does. `"0s"`: never.
+    #[serde(with = "humantime_serde", default = "default_verify_every")]
+    pub verify_every: Duration,
     /// Directory of `pg_dump`, `pg_dumpall`, `pg_restore` and `psql`, of the newer of both versions. Without it, the path is
     /// searched.
     pub bin: Option<PathBuf>,
@@ -103,6 +106,10 @@ fn default_timeout() -> Duration {
 
 fn default_lease() -> Duration {
     Duration::from_secs(1)
+}
+
+fn default_verify_every() -> Duration {
+    Duration::from_secs(24 * 3600)
 }
 
 fn default_threads() -> usize {
@@ -345,6 +352,17 @@ mod tests {
             (other.host.as_str(), other.port, other.password.as_deref()),
             ("b", 5433, Some("x"))
         );
+    }
+
+    #[test]
+    fn members_are_compared_once_a_day_unless_told_otherwise() {
+        let every = |text: &str| {
+            let config = Config::parse(&format!("{SMALLEST}{text}"));
+            config.expect("valid").verify_every.as_secs()
+        };
+        assert_eq!(every(""), 86_400);
+        assert_eq!(every("verify_every = '24h'"), 86_400);
+        assert_eq!(every("verify_every = '0s'"), 0);
     }
 
     #[test]

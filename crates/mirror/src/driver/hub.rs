@@ -21,6 +21,7 @@ use super::level::{Capture, Event};
 use super::member::Member;
 use super::ready::{Comes, LATER, Ready};
 use super::session::Cancels;
+use super::verified::Verifications;
 use super::zones::Zones;
 use crate::core::gate::Gate;
 use crate::core::manager::{Effect, Life, Manager, Message, Role};
@@ -95,6 +96,8 @@ pub struct Hub {
     pub kept: Mutex<Vec<String>>,
     /// The stream of the member's commits.
     pub capture: Capture,
+    /// Comparisons of both members.
+    pub verifications: Verifications,
     me: std::sync::Weak<Hub>,
 }
 
@@ -132,6 +135,7 @@ impl Hub {
             replaces: AtomicBool::new(false),
             kept: Mutex::default(),
             capture: Capture::default(),
+            verifications: Verifications::default(),
             me: me.clone(),
         });
         (hub, asked)

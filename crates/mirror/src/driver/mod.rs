@@ -30,6 +30,7 @@ mod state;
 mod statements;
 mod tables;
 mod transfer;
+mod verified;
 mod verify;
 mod waits;
 mod wire;
@@ -166,6 +167,7 @@ pub async fn run(
     if !hub.config.single {
         tokio::spawn(capture::watch(hub.clone()));
         tokio::spawn(waits::watch(hub.clone()));
+        tokio::spawn(verify::watch(hub.clone()));
     }
     tokio::spawn(peer::listen(hub.clone(), peers));
     if let Some(checks) = checks {

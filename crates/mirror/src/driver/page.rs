@@ -4,7 +4,7 @@
 //! comes from elsewhere is written as text, never as markup.
 
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, UNIX_EPOCH};
 
 use page::text;
 
@@ -12,6 +12,7 @@ use super::command::Status;
 use super::hub::Hub;
 use super::peer::{Question, ask};
 use crate::core::manager::{Role, Why};
+use crate::core::verifying::Verified;
 
 /// The page is loaded anew after so many seconds.
 const EVERY_S: u32 = 2;
@@ -53,6 +54,10 @@ fn verdict(own: &Status, other: Option<&Status>) -> (&'static str, String) {
             "bad",
             format!("The member of {} differs, and is made anew.", one.name),
         );
+    }
+    if primary.verified.as_ref().is_some_and(|one| !one.equal) {
+        let sentence = "The members were compared, and differ.";
+        return ("bad", sentence.to_owned());
     }
     match primary.has_standby {
         true => (
@@ -117,10 +122,24 @@ fn facts(status: &Status) -> Vec<(&'static str, String)> {
         };
         facts.push(("acknowledged when", acknowledged.to_owned()));
     }
+    if let Some(verified) = &status.verified {
+        facts.push(("compared", compared(verified)));
+    }
     if let Some(filling) = &status.filling {
         facts.push(("state transfer", filling.clone()));
     }
     facts
+}
+
+/// The last comparison, without names and values: whoever opens the page has proved nothing.
+fn compared(verified: &Verified) -> String {
+    let at = UNIX_EPOCH + Duration::from_millis(verified.unix_ms);
+    let at = humantime::format_rfc3339_seconds(at);
+    let (tables, rows) = (verified.tables, verified.rows);
+    match verified.equal {
+        true => format!("equal at {at}: {tables} tables with {rows} rows"),
+        false => format!("different at {at}; understudy mirror status says where"),
+    }
 }
 
 /// At which transaction a member differs, without the statement: whoever opens the page has proved nothing.
@@ -143,9 +162,14 @@ fn card(status: Option<&Status>) -> String {
         let at = place(why);
         format!("It differs at {at}; understudy mirror status says what it has done there.")
     });
+    let unverified = status
+        .unverified
+        .as_ref()
+        .map(|why| format!("The members cannot be compared now: {why}."));
     let notes: String = difference
         .iter()
         .chain(&status.advice)
+        .chain(&unverified)
         .map(|note| format!("<p class=\"note bad\">{}</p>", text(note)))
         .collect();
     format!(
@@ -199,6 +223,8 @@ mod tests {
             log: None,
             is_filling: false,
             filling: None,
+            verified: None,
+            unverified: None,
         }
     }
 
@@ -225,6 +251,31 @@ mod tests {
         assert!(page.contains("The member of south differs"));
         assert!(page.contains("It differs at transaction 5;") && !page.contains("secret"));
         assert!(page.contains("<dt>state transfer</dt><dd>restoring, 12 s</dd>"));
+    }
+
+    /// Names of tables are nobody's business either.
+    #[test]
+    fn members_that_were_compared_are_told_as_equal_or_not() {
+        let mut north = status("north", Role::Primary);
+        let mut verified = Verified {
+            unix_ms: 1_700_000_000_000,
+            equal: true,
+            transaction: 7,
+            tables: 2,
+            rows: 30,
+            differences: Vec::new(),
+        };
+        north.verified = Some(verified.clone());
+        let page = html(&north, None);
+        assert!(page.contains("<dd>equal at 2023-11-14T22:13:20Z: 2 tables with 30 rows</dd>"));
+        verified.equal = false;
+        verified.differences = vec!["table secret".to_owned()];
+        north.verified = Some(verified);
+        north.unverified = Some("transactions are open for too long".to_owned());
+        let page = html(&north, None);
+        assert!(page.contains("The members were compared, and differ."));
+        assert!(page.contains("different at 2023") && !page.contains("secret"));
+        assert!(page.contains("cannot be compared now: transactions are open"));
     }
 
     #[test]

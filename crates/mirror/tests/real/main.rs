@@ -26,3 +26,4 @@ mod single;
 mod site;
 mod statements;
 mod tls;
+mod verifying;

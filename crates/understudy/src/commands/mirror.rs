@@ -1,20 +1,25 @@
 //! `understudy mirror`: the same transactions on a second, independent database.
 
+mod findings;
+mod managers;
+
 use std::path::Path;
 use std::sync::Arc;
 use std::time::{Duration, UNIX_EPOCH};
 
 use async_trait::async_trait;
-use coordination::config::{ClusterConfig, check_keys};
+use coordination::config::ClusterConfig;
 use coordination::{service, tier};
 use dax::storage::Storage;
 use mirror::driver::config::Config;
-use mirror::driver::peer::{Question, ask};
-use mirror::driver::{Checked, Level, Open, Status, Verdict, resolve};
+use mirror::driver::peer::Question;
+use mirror::driver::{Open, Status, Verdict, resolve};
 use serde_json::Value;
 
 use crate::cli::{self, MirrorAsking, MirrorResolving};
 use crate::exit::{Code, Failure};
+use findings::findings;
+use managers::{ask_both, ask_primary, load, statuses};
 
 /// Opens the volume of a configuration.
 struct Tier(ClusterConfig);
@@ -45,16 +50,6 @@ pub fn run(command: cli::Mirror) -> anyhow::Result<Code> {
     }
 }
 
-/// What the file says of the cluster, and of the mirror.
-fn load(file: &Path) -> anyhow::Result<(ClusterConfig, Config)> {
-    let advice = "Write [mirror], and below it peer_listen, peer, member and other_member.";
-    let check = |text: &str| check_keys(text, &[("", &["mirror"])]);
-    let (cluster, mirror) = super::process::load_table(file, check, "mirror", advice)?;
-    let config =
-        Config::parse(&mirror).map_err(|error| Failure::new(Code::Usage, error.to_string()))?;
-    Ok((cluster, config))
-}
-
 async fn check(args: &MirrorAsking) -> anyhow::Result<Code> {
     let (_, config) = load(&args.file.config)?;
     let checked = mirror::driver::check(&config).await?;
@@ -66,29 +61,6 @@ async fn check(args: &MirrorAsking) -> anyhow::Result<Code> {
         true => Code::Ok,
         false => Code::Failed,
     })
-}
-
-fn findings(checked: &Checked) -> String {
-    let mut out = String::new();
-    for finding in &checked.findings {
-        let level = match finding.level {
-            Level::Refused => "refused",
-            Level::Differs => "differs",
-            Level::Advice => "advice",
-        };
-        out.push_str(&format!(
-            "{level} ({}): {}: {}\n  {}\n",
-            finding.member,
-            finding.what,
-            finding.names.join(", "),
-            finding.advice
-        ));
-    }
-    out.push_str(match checked.ok {
-        true => "a mirror can begin\n",
-        false => "a mirror should not begin before this is mended\n",
-    });
-    out
 }
 
 async fn init(file: &Path) -> anyhow::Result<Code> {
@@ -129,34 +101,6 @@ async fn serve_with(
     Ok(Code::Ok)
 }
 
-/// What each manager answers, the one of the file first; nothing from one that cannot be reached. A single member has one.
-async fn ask_both(
-    file: &Path,
-    question: Question,
-) -> anyhow::Result<Vec<Option<Result<String, String>>>> {
-    let (cluster, config) = load(file)?;
-    let tls = cluster.tls()?;
-    let (own, other) = (config.peer_listen.to_string(), config.peer);
-    if config.single {
-        return Ok(vec![ask(&own, tls.as_ref(), question).await.ok()]);
-    }
-    let told = tokio::join!(
-        ask(&own, tls.as_ref(), question),
-        ask(&other, tls.as_ref(), question)
-    );
-    Ok(vec![told.0.ok(), told.1.ok()])
-}
-
-async fn statuses(file: &Path) -> anyhow::Result<Vec<Option<Status>>> {
-    let told = ask_both(file, Question::Status).await?;
-    told.into_iter()
-        .map(|told| match told {
-            Some(Ok(json)) => Ok(Some(serde_json::from_str(&json)?)),
-            _ => Ok(None),
-        })
-        .collect()
-}
-
 async fn status(args: &MirrorAsking) -> anyhow::Result<Code> {
     let statuses = statuses(&args.file.config).await?;
     if args.json {
@@ -168,6 +112,33 @@ async fn status(args: &MirrorAsking) -> anyhow::Result<Code> {
         true => Code::Ok,
         false => Code::Unavailable,
     })
+}
+
+/// The time of a clock, from milliseconds of the Unix epoch.
+fn moment(unix_ms: u64) -> impl std::fmt::Display {
+    humantime::format_rfc3339_seconds(UNIX_EPOCH + Duration::from_millis(unix_ms))
+}
+
+/// The last comparison that a manager has made.
+fn compared(status: &Status) -> String {
+    let mut out = String::new();
+    if let Some(verified) = &status.verified {
+        let (at, tables, rows) = (moment(verified.unix_ms), verified.tables, verified.rows);
+        let result = match verified.equal {
+            true => "equal",
+            false => "DIFFERENT",
+        };
+        out.push_str(&format!(
+            "  the members were compared at {at}: {result} ({tables} tables with {rows} rows)\n"
+        ));
+        for difference in &verified.differences {
+            out.push_str(&format!("    {difference}\n"));
+        }
+    }
+    if let Some(why) = &status.unverified {
+        out.push_str(&format!("  the members cannot be compared now: {why}\n"));
+    }
+    out
 }
 
 fn table(statuses: &[Option<Status>]) -> anyhow::Result<String> {
@@ -201,10 +172,10 @@ fn table(statuses: &[Option<Status>]) -> anyhow::Result<String> {
             out.push_str(&format!("  its member differs: {difference}\n"));
         }
         if let Some(since) = status.aside_since {
-            let since = UNIX_EPOCH + Duration::from_millis(since);
-            let since = humantime::format_rfc3339_seconds(since);
+            let since = moment(since);
             out.push_str(&format!("  its member is set aside since {since}\n"));
         }
+        out.push_str(&compared(status));
         if !status.kept.is_empty() {
             let kept = status.kept.join(", ");
             out.push_str(&format!(
@@ -216,26 +187,6 @@ fn table(statuses: &[Option<Status>]) -> anyhow::Result<String> {
         }
     }
     Ok(out)
-}
-
-/// Asks the manager that is primary.
-async fn ask_primary(file: &Path, question: Question) -> anyhow::Result<String> {
-    let at = statuses(file)
-        .await?
-        .iter()
-        .position(|status| status.as_ref().is_some_and(|status| status.role.serves()));
-    let none = || {
-        Failure::new(Code::Unavailable, "no manager is primary")
-            .advise("Look at both with understudy mirror status.")
-    };
-    let at = at.ok_or_else(none)?;
-    let (cluster, config) = load(file)?;
-    let address = match at {
-        0 => config.peer_listen.to_string(),
-        _ => config.peer,
-    };
-    let told = ask(&address, cluster.tls()?.as_ref(), question).await?;
-    Ok(told.map_err(|why| Failure::new(Code::Refused, why))?)
 }
 
 async fn switch_over(args: &MirrorAsking) -> anyhow::Result<Code> {
@@ -336,35 +287,5 @@ async fn metrics(file: &Path) -> anyhow::Result<Code> {
             Ok(Code::Ok)
         }
         _ => Err(Failure::new(Code::Unavailable, "the manager cannot be reached").into()),
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-    use mirror::driver::Finding;
-
-    #[test]
-    fn findings_say_whose_they_are_and_what_to_do() {
-        let finding = Finding {
-            level: Level::Refused,
-            member: "other_member".to_owned(),
-            what: "wal_level is not logical".to_owned(),
-            names: vec!["replica".to_owned()],
-            advice: "Set it.".to_owned(),
-        };
-        let checked = Checked {
-            ok: false,
-            findings: vec![finding],
-        };
-        let wanted = "refused (other_member): wal_level is not logical: replica\n  Set it.\n";
-        assert!(findings(&checked).starts_with(wanted));
-        assert_eq!(
-            findings(&Checked {
-                ok: true,
-                findings: Vec::new()
-            }),
-            "a mirror can begin\n"
-        );
     }
 }
