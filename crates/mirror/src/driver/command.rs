@@ -68,6 +68,9 @@ pub struct Status {
     /// How far that is.
     #[serde(default)]
     pub filling: Option<String>,
+    /// The version of its member's server, as `server_version_num` says it.
+    #[serde(default)]
+    pub server_version_num: Option<u32>,
     /// The last time that it compared both members, and what it found.
     #[serde(default)]
     pub verified: Option<Verified>,
@@ -97,6 +100,7 @@ pub(super) fn status(hub: &Hub) -> Status {
             .filling
             .lock()
             .map(|(step, since)| format!("{step}, for {} s in all", since.elapsed().as_secs())),
+        server_version_num: *hub.version.lock(),
         verified: hub.verifications.last.lock().clone(),
         unverified: hub.verifications.hindrance.lock().clone(),
     })

@@ -98,6 +98,8 @@ pub struct Hub {
     pub capture: Capture,
     /// Comparisons of both members.
     pub verifications: Verifications,
+    /// The version of the member's server, as `server_version_num` says it.
+    pub version: Mutex<Option<u32>>,
     me: std::sync::Weak<Hub>,
 }
 
@@ -136,6 +138,7 @@ impl Hub {
             kept: Mutex::default(),
             capture: Capture::default(),
             verifications: Verifications::default(),
+            version: Mutex::default(),
             me: me.clone(),
         });
         (hub, asked)

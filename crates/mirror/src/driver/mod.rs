@@ -30,8 +30,10 @@ mod state;
 mod statements;
 mod tables;
 mod transfer;
+pub mod upgrade;
 mod verified;
 mod verify;
+mod version;
 mod waits;
 mod wire;
 mod zones;
@@ -274,6 +276,7 @@ async fn attend_single(hub: &Hub, is_up: &mut bool) -> Result<(), WireError> {
 /// Looks at what the member has, and stays with it for as long as it answers.
 async fn attend(hub: &Hub, is_up: &mut bool) -> Result<(), WireError> {
     must_ask(&hub.config).await?;
+    version::learn(hub).await;
     if hub.config.single {
         return attend_single(hub, is_up).await;
     }

@@ -122,6 +122,9 @@ fn facts(status: &Status) -> Vec<(&'static str, String)> {
         };
         facts.push(("acknowledged when", acknowledged.to_owned()));
     }
+    if let Some(version) = status.server_version_num {
+        facts.push(("PostgreSQL", super::upgrade::release(version)));
+    }
     if let Some(verified) = &status.verified {
         facts.push(("compared", compared(verified)));
     }
@@ -223,6 +226,7 @@ mod tests {
             log: None,
             is_filling: false,
             filling: None,
+            server_version_num: Some(150_014),
             verified: None,
             unverified: None,
         }

@@ -26,4 +26,5 @@ mod single;
 mod site;
 mod statements;
 mod tls;
+mod upgrades;
 mod verifying;

@@ -1,8 +1,11 @@
 //! Arguments of `understudy mirror`: the same transactions on a second, independent database.
 
 use std::path::PathBuf;
+use std::time::Duration;
 
 use clap::{Args, Subcommand};
+
+use super::duration;
 
 /// Keep the same transactions on a second, independent database.
 ///
@@ -18,6 +21,7 @@ Examples:
   understudy mirror status --config north.toml
   understudy mirror switchover --config north.toml
   understudy mirror verify --config north.toml --json
+  understudy mirror upgrade --config north.toml
   understudy mirror resolve --keep north --config north.toml")]
 pub enum Mirror {
     /// Say what would be refused, or differ, before anything starts; nothing is changed.
@@ -32,6 +36,11 @@ pub enum Mirror {
     Switchover(MirrorAsking),
     /// Compare the members, table by table, while clients go on.
     Verify(MirrorAsking),
+    /// Upgrade to a new major version: the standby, which has it, becomes primary.
+    ///
+    /// Says what is missing, waits until the standby follows, compares the members, and switches over. The
+    /// older member then follows, so there is a way back.
+    Upgrade(MirrorUpgrading),
     /// Decide which member is right, and replace the other one, which is kept under another name.
     ///
     /// A member that differs, that belongs to another log, or whose database has something else is set aside
@@ -71,6 +80,26 @@ pub struct MirrorResolving {
     /// The name of the manager whose member is right.
     #[arg(long, value_name = "NAME")]
     pub keep: String,
+}
+
+/// Upgrade to a new major version.
+#[derive(Debug, Args)]
+pub struct MirrorUpgrading {
+    /// The managers, and how to print.
+    #[command(flatten)]
+    pub asking: MirrorAsking,
+    /// Switch over to the older version again.
+    #[arg(long, conflicts_with = "finish")]
+    pub back: bool,
+    /// Say how the older member is replaced, which ends the upgrade.
+    #[arg(long, conflicts_with = "dry_run")]
+    pub finish: bool,
+    /// Do everything but the switchover.
+    #[arg(long)]
+    pub dry_run: bool,
+    /// Stop if a member has not followed for so long, or does not serve.
+    #[arg(long, value_name = "TIME", default_value = "1h", value_parser = duration)]
+    pub timeout: Duration,
 }
 
 /// Ask the managers.

@@ -2,6 +2,7 @@
 
 mod findings;
 mod managers;
+mod upgrade;
 
 use std::path::Path;
 use std::sync::Arc;
@@ -13,6 +14,7 @@ use coordination::{service, tier};
 use dax::storage::Storage;
 use mirror::driver::config::Config;
 use mirror::driver::peer::Question;
+use mirror::driver::upgrade::upgrade as upgrade_of;
 use mirror::driver::{Open, Status, Verdict, resolve};
 use serde_json::Value;
 
@@ -44,6 +46,7 @@ pub fn run(command: cli::Mirror) -> anyhow::Result<Code> {
         cli::Mirror::Status(args) => on_runtime(async move { status(&args).await }),
         cli::Mirror::Switchover(args) => on_runtime(async move { switch_over(&args).await }),
         cli::Mirror::Verify(args) => on_runtime(async move { verify(&args).await }),
+        cli::Mirror::Upgrade(args) => on_runtime(async move { upgrade::run(&args).await }),
         cli::Mirror::Resolve(args) => on_runtime(async move { decide(&args).await }),
         cli::Mirror::History(args) => on_runtime(async move { history(&args).await }),
         cli::Mirror::Metrics(args) => on_runtime(async move { metrics(&args.config).await }),
@@ -104,7 +107,7 @@ async fn serve_with(
 async fn status(args: &MirrorAsking) -> anyhow::Result<Code> {
     let statuses = statuses(&args.file.config).await?;
     if args.json {
-        println!("{}", serde_json::to_string(&statuses)?);
+        println!("{}", with_upgrade(&statuses)?);
     } else {
         print!("{}", table(&statuses)?);
     }
@@ -112,6 +115,18 @@ async fn status(args: &MirrorAsking) -> anyhow::Result<Code> {
         true => Code::Ok,
         false => Code::Unavailable,
     })
+}
+
+/// The statuses in JSON, each with the upgrade that both show.
+fn with_upgrade(statuses: &[Option<Status>]) -> anyhow::Result<Value> {
+    let mut told = serde_json::to_value(statuses)?;
+    if let Some(upgrade) = upgrade_of(statuses) {
+        let managers = told.as_array_mut().into_iter().flatten();
+        for manager in managers.filter(|manager| manager.is_object()) {
+            manager["upgrade"] = serde_json::to_value(&upgrade)?;
+        }
+    }
+    Ok(told)
 }
 
 /// The time of a clock, from milliseconds of the Unix epoch.
@@ -185,6 +200,9 @@ fn table(statuses: &[Option<Status>]) -> anyhow::Result<String> {
         if let Some(advice) = &status.advice {
             out.push_str(&format!("  {advice}\n"));
         }
+    }
+    if let Some(upgrade) = upgrade_of(statuses) {
+        out.push_str(&format!("{upgrade}\n"));
     }
     Ok(out)
 }

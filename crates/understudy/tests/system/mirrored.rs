@@ -1,6 +1,7 @@
 //! `understudy mirror` as real processes: managers, members and machines are lost under load.
 
-use std::process::{Command, Stdio};
+use std::path::Path;
+use std::process::{Command, Output, Stdio};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, ensure};
@@ -8,6 +9,7 @@ use cluster::clients::session::connect;
 use cluster::mirror::{DATABASE, Mirror, Options};
 use cluster::programs;
 use cluster::scratch::Scratch;
+use serde_json::Value;
 
 use crate::stage::{TIMEOUT, program};
 
@@ -88,6 +90,94 @@ async fn a_zone_that_lost_its_disk_counts_again() -> Result<()> {
             .get(0);
         ensure!(count == 2, "{count} rows in {DATABASE} of member {at}");
     }
+    tokio::task::block_in_place(|| mirror.shutdown());
+    scratch.succeed()
+}
+
+/// Output of `understudy mirror upgrade` of the mirror in this directory.
+pub fn upgrade(mirror: &Path, words: &[&str]) -> Result<Output> {
+    let mut command = Command::new(program());
+    command.args(["mirror", "upgrade", "--config"]);
+    command.arg(mirror.join("north.toml")).args(words);
+    command
+        .stdin(Stdio::null())
+        .output()
+        .context("understudy cannot be run")
+}
+
+/// It is refused, with this code, and says why; its JSON.
+pub fn refuses(mirror: &Path, words: &[&str], code: i32, why: &str) -> Result<Value> {
+    let output = upgrade(mirror, &[words, &["--json"]].concat())?;
+    let said = String::from_utf8_lossy(&output.stderr);
+    ensure!(
+        output.status.code() == Some(code) && said.contains(why),
+        "{words:?}: {}: {said}",
+        output.status
+    );
+    let told: Value = serde_json::from_slice(&output.stdout)?;
+    let refused = told["refused"].as_str().unwrap_or_default();
+    ensure!(refused.contains(why), "{told}");
+    Ok(told)
+}
+
+/// Members of one version: nothing is switched over, and what to do is said in lines to copy.
+#[tokio::test(flavor = "multi_thread")]
+#[ignore = "system test: make test-system"]
+async fn an_upgrade_without_a_newer_member_is_refused_with_lines_to_copy() -> Result<()> {
+    let scratch = Scratch::new("mirrored-upgrade")?;
+    let options = Options::new(scratch.path(), &programs::find(None)?, program());
+    let mut mirror = Mirror::prepare(options).await?;
+    refuses(scratch.path(), &[], 3, "a manager cannot be reached")?;
+    mirror.start(TIMEOUT).await?;
+    for words in [&[][..], &["--back"], &["--dry-run"]] {
+        let told = refuses(
+            scratch.path(),
+            words,
+            4,
+            "no member has a newer major version",
+        )?;
+        ensure!(
+            told["switched_over"] == false && told["verdict"].is_null(),
+            "{told}"
+        );
+        let lines = told["lines"].to_string();
+        ensure!(
+            lines.contains("wal_level logical") && lines.contains("of the member of south"),
+            "{told}"
+        );
+    }
+    let output = upgrade(scratch.path(), &[])?;
+    let lines = String::from_utf8_lossy(&output.stdout);
+    ensure!(
+        lines.contains("\nsystemctl stop understudy-mirror@app"),
+        "{lines}"
+    );
+    refuses(
+        scratch.path(),
+        &["--finish"],
+        4,
+        "no member has a newer major version",
+    )?;
+    let usage = upgrade(scratch.path(), &["--back", "--finish"])?;
+    ensure!(usage.status.code() == Some(2), "{}", usage.status);
+    // What was compared is told by whoever has compared it.
+    let verdict = mirror.verdict().await?.context("they are compared")?;
+    ensure!(verdict["equal"] == true, "{verdict}");
+    let [north, south] = mirror.statuses().await?;
+    let [north, south] = [north.context("it answers")?, south.context("it answers")?];
+    ensure!(
+        north["verified"]["equal"] == true && south["verified"].is_null(),
+        "{north}"
+    );
+    ensure!(
+        north["server_version_num"] == south["server_version_num"],
+        "{south}"
+    );
+    let table = mirror.run(1, &["status"]).await?;
+    ensure!(
+        table.contains("the members were compared at 2") && table.contains(": equal ("),
+        "{table}"
+    );
     tokio::task::block_in_place(|| mirror.shutdown());
     scratch.succeed()
 }

@@ -1,5 +1,5 @@
 //! The other versions of PostgreSQL: a kill under load and a cold start, on each; and a newer minor
-//! version that comes to a cluster which serves.
+//! version that comes to a cluster which serves; and a mirror whose second member has a newer version.
 //!
 //! `UNDERSTUDY_TEST_BINS` says where their programs are, as `scripts/postgres-versions` prints it. A
 //! version that is not there fails its test: what is not tested must not look tested.
@@ -11,10 +11,13 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, ensure};
 use cluster::clients::session::connect;
+use cluster::mirror::{self, Mirror};
 use cluster::programs;
+use cluster::scratch::Scratch;
 
+use crate::mirrored::{refuses, upgrade};
 use crate::slots;
-use crate::stage::{Stage, TIMEOUT};
+use crate::stage::{Stage, TIMEOUT, program};
 
 #[tokio::test(flavor = "multi_thread")]
 #[ignore = "system test: make test-versions"]
@@ -50,6 +53,24 @@ async fn postgresql_17_keeps_slots() -> Result<()> {
 #[ignore = "system test: make test-versions"]
 async fn postgresql_18_keeps_slots() -> Result<()> {
     slots::miss_nothing("slots-18", &programs_of(18)?).await
+}
+
+#[tokio::test(flavor = "multi_thread")]
+#[ignore = "system test: make test-versions"]
+async fn mirror_upgrades_to_postgresql_16_and_back() -> Result<()> {
+    mirror_upgrades_and_back(16).await
+}
+
+#[tokio::test(flavor = "multi_thread")]
+#[ignore = "system test: make test-versions"]
+async fn mirror_upgrades_to_postgresql_17_and_back() -> Result<()> {
+    mirror_upgrades_and_back(17).await
+}
+
+#[tokio::test(flavor = "multi_thread")]
+#[ignore = "system test: make test-versions"]
+async fn mirror_upgrades_to_postgresql_18_and_back() -> Result<()> {
+    mirror_upgrades_and_back(18).await
 }
 
 /// The programs are exchanged under running servers, as a package manager does, and the cluster is
@@ -160,6 +181,76 @@ async fn loses_nothing(major: u32) -> Result<()> {
     let failed = stage.cluster.agent_log_lines("redo failed");
     ensure!(failed.is_empty(), "{}", failed.join("\n"));
     stage.verify().await
+}
+
+/// A session writes from before the upgrade until after the second one, and never connects again.
+async fn mirror_upgrades_and_back(major: u32) -> Result<()> {
+    let scratch = Scratch::new(&format!("mirror-{major}"))?;
+    let mut options = mirror::Options::new(scratch.path(), &programs::find(None)?, program());
+    options.bins[1] = programs_of(major)?;
+    let mut mirror = Mirror::prepare(options).await?;
+    mirror.start(TIMEOUT).await?;
+    let client = connect(&mirror.any_writable()).await?;
+    client
+        .batch_execute("CREATE TABLE seen (number int PRIMARY KEY)")
+        .await?;
+    let insert = async |number: i32| {
+        let text = format!("INSERT INTO seen VALUES ({number})");
+        client.batch_execute(&text).await
+    };
+    let state = async |mirror: &Mirror| -> Result<String> {
+        let [north, _] = mirror.statuses().await?;
+        let north = north.context("it answers")?;
+        Ok(north["upgrade"]["state"]
+            .as_str()
+            .unwrap_or_default()
+            .to_owned())
+    };
+    insert(1).await?;
+    ensure!(state(&mirror).await? == "not_switched_over");
+    refuses(scratch.path(), &["--finish"], 4, "is not primary: south")?;
+    refuses(scratch.path(), &["--back"], 4, "is primary already: north")?;
+    for (words, switches, wanted) in [
+        (&["--dry-run"][..], false, "not_switched_over"),
+        (&[], true, "way_back_open"),
+        (&["--back"], true, "not_switched_over"),
+        (&[], true, "way_back_open"),
+    ] {
+        let output = upgrade(scratch.path(), &[words, &["--json"]].concat())?;
+        let said = String::from_utf8_lossy(&output.stderr);
+        ensure!(
+            output.status.success(),
+            "{words:?}: {}: {said}",
+            output.status
+        );
+        let told: serde_json::Value = serde_json::from_slice(&output.stdout)?;
+        ensure!(told["verdict"]["equal"] == true, "{told}");
+        ensure!(told["switched_over"] == switches, "{told}");
+        ensure!(told["upgrade"]["state"] == wanted, "{told}");
+        let rows = told["verdict"]["rows"].as_u64().context("no rows")?;
+        insert(i32::try_from(rows)? + 1).await?;
+    }
+    ensure!(state(&mirror).await? == "way_back_open");
+    refuses(scratch.path(), &[], 4, "is primary already: south")?;
+    let finished = upgrade(scratch.path(), &["--finish"])?;
+    let lines = String::from_utf8_lossy(&finished.stdout);
+    ensure!(finished.status.success(), "{}", finished.status);
+    ensure!(lines.contains(&format!("\nNEW={major}\n")), "{lines}");
+    ensure!(lines.contains("the way back is open"), "{lines}");
+
+    // The older version does not know this.
+    client
+        .batch_execute("CREATE TABLE newer (id int PRIMARY KEY, a text STORAGE EXTERNAL)")
+        .await?;
+    let deadline = Instant::now() + TIMEOUT;
+    while state(&mirror).await? != "way_back_closed" {
+        ensure!(Instant::now() < deadline, "the way back stays open");
+        tokio::time::sleep(Duration::from_millis(200)).await;
+    }
+    refuses(scratch.path(), &["--back"], 4, "is set aside")?;
+    insert(100).await?;
+    tokio::task::block_in_place(|| mirror.shutdown());
+    scratch.succeed()
 }
 
 fn programs_of(major: u32) -> Result<PathBuf> {

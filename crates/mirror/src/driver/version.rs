@@ -1,0 +1,31 @@
+//! The version of the member's server.
+
+use std::time::Duration;
+
+use super::config::Target;
+use super::hub::Hub;
+use super::wire::{Postgres, WireError};
+
+/// A database that every server has, one without the mirrored database too.
+const ELSEWHERE: &str = "template1";
+/// Time in which the server answers.
+const PATIENCE: Duration = Duration::from_secs(5);
+
+/// Finds out the version. It stays as it was if the server does not answer: whoever attends to the member finds that out.
+pub(super) async fn learn(hub: &Hub) {
+    match tokio::time::timeout(PATIENCE, ask(&hub.member.target)).await {
+        Ok(Ok(Some(version))) => *hub.version.lock() = Some(version),
+        Ok(Ok(None)) | Err(_) => tracing::debug!("the member does not say its version"),
+        Ok(Err(error)) => tracing::debug!(%error, "the member does not say its version"),
+    }
+}
+
+async fn ask(member: &Target) -> Result<Option<u32>, WireError> {
+    let elsewhere = Target {
+        database: ELSEWHERE.to_owned(),
+        ..member.clone()
+    };
+    let mut session = Postgres::connect(&elsewhere, "understudy mirror version").await?;
+    let asked = session.query("SHOW server_version_num").await?;
+    Ok(asked.value().and_then(|version| version.parse().ok()))
+}
