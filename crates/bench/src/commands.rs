@@ -132,17 +132,13 @@ async fn run_proxy(args: cli::BenchProxy) -> anyhow::Result<Code> {
 }
 
 async fn run_mirror(args: cli::BenchMirror) -> anyhow::Result<Code> {
-    use mirror::Measurement;
+    use mirror::Measurement::{Throughput, Transfer, Upgrade};
 
     let workspace = Workspace::create(args.common.data.as_deref(), false)?;
     let either = |given, quick, whole| args.common.either(given, quick, whole);
     let parts = match args.part.as_slice() {
-        [] if args.upgrade_bin.is_none() => vec![Measurement::Throughput, Measurement::Transfer],
-        [] => vec![
-            Measurement::Throughput,
-            Measurement::Transfer,
-            Measurement::Upgrade,
-        ],
+        [] if args.upgrade_bin.is_none() => vec![Throughput, Transfer],
+        [] => vec![Throughput, Transfer, Upgrade],
         given => given.to_vec(),
     };
     let options = mirror::Options {

@@ -14,7 +14,7 @@ use futures_util::future::BoxFuture;
 use rand::rngs::SmallRng;
 use rand::{Rng, SeedableRng};
 use simulate::Coverage;
-use tokio::sync::oneshot;
+use tokio::sync::oneshot::{self, Receiver};
 
 use super::flaw::Flaw;
 use super::life::Life;
@@ -223,7 +223,7 @@ impl World {
     }
 
     /// Ends after so long by the client's clock.
-    pub fn sleep(&mut self, client: ClientId, length: Duration) -> oneshot::Receiver<()> {
+    pub fn sleep(&mut self, client: ClientId, length: Duration) -> Receiver<()> {
         let (alarm, over) = oneshot::channel();
         // A moment more, so that rounding does not make it early.
         let length = length.div_f64(self.clients[client].rate) + Duration::from_micros(1);
@@ -310,7 +310,7 @@ impl World {
         client: ClientId,
         node: NodeId,
         request: Request,
-    ) -> oneshot::Receiver<ClientAnswer> {
+    ) -> Receiver<ClientAnswer> {
         let (id, answer) = self.wait_for(client, false);
         let when = self.now + self.delay();
         let message = Message::Request(id, request);
@@ -319,7 +319,7 @@ impl World {
     }
 
     /// Sends a lightweight transaction.
-    pub fn change(&mut self, client: ClientId, change: &Change) -> oneshot::Receiver<ClientAnswer> {
+    pub fn change(&mut self, client: ClientId, change: &Change) -> Receiver<ClientAnswer> {
         let before = change.expected.as_ref();
         let own = before.is_some_and(|row| row.owner == change.new.owner);
         let (id, answer) = self.wait_for(client, own && !change.new.released);
@@ -335,18 +335,14 @@ impl World {
     }
 
     /// Sends a read of the epoch row.
-    pub fn look(&mut self, client: ClientId, settled: bool) -> oneshot::Receiver<ClientAnswer> {
+    pub fn look(&mut self, client: ClientId, settled: bool) -> Receiver<ClientAnswer> {
         let (id, answer) = self.wait_for(client, false);
         let when = self.now + self.delay();
         self.at(when, Event::Look(id, settled));
         answer
     }
 
-    fn wait_for(
-        &mut self,
-        client: ClientId,
-        renews: bool,
-    ) -> (RequestId, oneshot::Receiver<ClientAnswer>) {
+    fn wait_for(&mut self, client: ClientId, renews: bool) -> (RequestId, Receiver<ClientAnswer>) {
         let id = self.next;
         self.next += 1;
         let (answer, answered) = oneshot::channel();

@@ -30,6 +30,11 @@ pub enum ReplyOwner {
 }
 
 impl ReplyOwner {
+    /// True if the proxy reads or sets the session's state by it.
+    pub fn is_of_state(self) -> bool {
+        matches!(self, ReplyOwner::Setup | ReplyOwner::State)
+    }
+
     /// True if the client sees it.
     pub fn is_clients(self) -> bool {
         matches!(
@@ -86,6 +91,11 @@ impl PendingReplies {
     /// Whose the next answer is.
     pub fn front(&self) -> Option<&PendingReply> {
         self.0.front()
+    }
+
+    /// Owner of the next reply.
+    pub fn front_owner(&self) -> Option<ReplyOwner> {
+        self.front().map(|slot| slot.owner)
     }
 
     /// The next answer is complete.

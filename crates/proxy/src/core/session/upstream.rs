@@ -9,7 +9,7 @@ use super::ending::{Ending, TIMEOUTS};
 use super::held::drop_complete;
 use super::local::Durability;
 use super::reason::Reason;
-use super::replies::{ReplyOwner, SentMessage};
+use super::replies::{PendingReply, ReplyOwner, SentMessage};
 use super::standby::READ_ONLY;
 use super::transaction::Transaction;
 use super::{Context, Out, Phase, Session, Wait};
@@ -79,7 +79,7 @@ impl Session {
 
     /// True if a message that is not all there may go to the client already.
     fn may_stream(&mut self, tag: u8, len: usize) -> bool {
-        let to = self.replies.front().map(|slot| slot.owner);
+        let to = self.replies.front_owner();
         let is_clients = matches!(to, Some(ReplyOwner::Client | ReplyOwner::Wrapped));
         let Some(batch) = &mut self.batch else {
             return false;
@@ -99,8 +99,8 @@ impl Session {
             b'S' => self.parameter(bytes, out),
             b'N' => {
                 self.note_notice(bytes);
-                let is_own = |to| matches!(to, ReplyOwner::Setup | ReplyOwner::State);
-                let is_own = self.replies.front().is_some_and(|slot| is_own(slot.owner));
+                let owner = self.replies.front_owner();
+                let is_own = owner.is_some_and(ReplyOwner::is_of_state);
                 if !is_own && matches!(self.phase, Phase::Running | Phase::Idle) {
                     out.client.extend_from_slice(bytes);
                 }
@@ -138,10 +138,7 @@ impl Session {
             return;
         };
         link.reported.put(name, value);
-        let is_setup = self
-            .replies
-            .front()
-            .is_some_and(|slot| slot.owner == ReplyOwner::Setup);
+        let is_setup = self.replies.front_owner() == Some(ReplyOwner::Setup);
         if !is_setup && name != "in_hot_standby" && self.told.put(name, value) {
             out.client.extend_from_slice(bytes);
         }
@@ -149,29 +146,24 @@ impl Session {
 
     fn answer(&mut self, tag: u8, bytes: &[u8], out: &mut Out) {
         self.replies.skip_copy_ends();
-        let Some(slot) = self.replies.front() else {
+        let Some(&PendingReply { ref sent, owner }) = self.replies.front() else {
             return;
         };
-        let to = slot.owner;
         let is_over = matches!(
-            (&slot.sent, tag),
+            (sent, tag),
             (SentMessage::Parse(_), b'1')
                 | (SentMessage::Bind, b'2')
                 | (SentMessage::Close, b'3')
-                | (
-                    SentMessage::Describe | SentMessage::DescribeStatement,
-                    b'T' | b'n'
-                )
+                | (SentMessage::Describe, b'T' | b'n')
+                | (SentMessage::DescribeStatement, b'T' | b'n')
                 | (SentMessage::Execute, b'C' | b'I' | b's')
         );
-        if matches!(
-            (to, tag),
-            (ReplyOwner::Client | ReplyOwner::Wrapped, b'C' | b's')
-        ) && let Some(batch) = &mut self.batch
+        if let (ReplyOwner::Client | ReplyOwner::Wrapped, b'C' | b's') = (owner, tag)
+            && let Some(batch) = &mut self.batch
         {
             batch.complete.push(frame::body(bytes) == b"ROLLBACK\0");
         }
-        match (to, tag) {
+        match (owner, tag) {
             (ReplyOwner::Commit, b'C') => self.wrap_committed(bytes, out),
             (ReplyOwner::Wrapped, b'C') => {
                 if let Some(batch) = &mut self.batch {
@@ -302,8 +294,7 @@ impl Session {
             self.client_error(fields.code, bytes, out);
         } else if fields.code == FAILED_TRANSACTION {
             // What had failed before is known to the client, or owed already.
-        } else if self.status == b'T' || self.batch.as_ref().is_some_and(|batch| !batch.has_failed)
-        {
+        } else if self.status == b'T' || self.batch.as_ref().is_some_and(|it| !it.has_failed) {
             self.deferred_error = Some(Bytes::copy_from_slice(bytes));
         }
     }
