@@ -26,7 +26,7 @@ use super::places::{
     place_of_record, record_of, row_of,
 };
 use super::stamps::Stamps;
-use super::world::{ClientAnswer, World};
+use super::world::{Heard, World};
 use crate::client::environment::{Asked, Delete, Environment, Found, Look, Seen};
 use crate::lease::{Change, Row as EpochRow, Time};
 use crate::row::{self, Chunk, Row};
@@ -73,8 +73,8 @@ impl Machine {
             world.request(self.client, node, request)
         };
         match answer.await {
-            Ok(ClientAnswer::Reply(Reply::TimedOut)) | Err(_) => Err(given_up()),
-            Ok(ClientAnswer::Reply(reply)) => Ok(reply),
+            Ok(Heard::Reply(Reply::TimedOut)) | Err(_) => Err(given_up()),
+            Ok(Heard::Reply(reply)) => Ok(reply),
             Ok(told) => panic!("a request was answered by {told:?}"),
         }
     }
@@ -361,7 +361,7 @@ impl Environment for Machine {
         let answer = answer.await;
         self.life(|life| life.looks -= 1);
         match answer {
-            Ok(ClientAnswer::Looked(row)) => Ok(row),
+            Ok(Heard::Looked(row)) => Ok(row),
             Err(_) => Err(given_up()),
             Ok(told) => panic!("a look was answered by {told:?}"),
         }
@@ -370,7 +370,7 @@ impl Environment for Machine {
     async fn change(&self, change: &Change) -> Result<bool> {
         let answer = self.stage.lock().change(self.client, change);
         match answer.await {
-            Ok(ClientAnswer::Changed(applied)) => Ok(applied),
+            Ok(Heard::Changed(applied)) => Ok(applied),
             Err(_) => Err(given_up()),
             Ok(told) => panic!("a change was answered by {told:?}"),
         }

@@ -14,7 +14,7 @@ use futures_util::future::BoxFuture;
 use rand::rngs::SmallRng;
 use rand::{Rng, SeedableRng};
 use simulate::Coverage;
-use tokio::sync::oneshot::{self, Receiver};
+use tokio::sync::oneshot;
 
 use super::flaw::Flaw;
 use super::life::Life;
@@ -46,7 +46,7 @@ enum Event {
     /// The answer to a change is on its way: a majority has it.
     Answer(RequestId, Change, bool),
     Look(RequestId, bool),
-    Tell(RequestId, ClientAnswer),
+    Tell(RequestId, Heard),
     /// A client's sleep is over.
     Alarm(oneshot::Sender<()>),
     /// A paused client goes on.
@@ -56,7 +56,7 @@ enum Event {
 
 /// Answer to a client's request; none if the client has given it up.
 #[derive(Debug, Clone)]
-pub enum ClientAnswer {
+pub enum Heard {
     Reply(Reply),
     /// True if a change was applied.
     Changed(bool),
@@ -83,7 +83,7 @@ struct Client {
 #[derive(Debug)]
 struct Waiting {
     client: ClientId,
-    answer: oneshot::Sender<ClientAnswer>,
+    answer: oneshot::Sender<Heard>,
     /// It renews a lease.
     renews: bool,
 }
@@ -223,7 +223,7 @@ impl World {
     }
 
     /// Ends after so long by the client's clock.
-    pub fn sleep(&mut self, client: ClientId, length: Duration) -> Receiver<()> {
+    pub fn sleep(&mut self, client: ClientId, length: Duration) -> oneshot::Receiver<()> {
         let (alarm, over) = oneshot::channel();
         // A moment more, so that rounding does not make it early.
         let length = length.div_f64(self.clients[client].rate) + Duration::from_micros(1);
@@ -310,7 +310,7 @@ impl World {
         client: ClientId,
         node: NodeId,
         request: Request,
-    ) -> Receiver<ClientAnswer> {
+    ) -> oneshot::Receiver<Heard> {
         let (id, answer) = self.wait_for(client, false);
         let when = self.now + self.delay();
         let message = Message::Request(id, request);
@@ -319,7 +319,7 @@ impl World {
     }
 
     /// Sends a lightweight transaction.
-    pub fn change(&mut self, client: ClientId, change: &Change) -> Receiver<ClientAnswer> {
+    pub fn change(&mut self, client: ClientId, change: &Change) -> oneshot::Receiver<Heard> {
         let before = change.expected.as_ref();
         let own = before.is_some_and(|row| row.owner == change.new.owner);
         let (id, answer) = self.wait_for(client, own && !change.new.released);
@@ -335,21 +335,21 @@ impl World {
     }
 
     /// Sends a read of the epoch row.
-    pub fn look(&mut self, client: ClientId, settled: bool) -> Receiver<ClientAnswer> {
+    pub fn look(&mut self, client: ClientId, settled: bool) -> oneshot::Receiver<Heard> {
         let (id, answer) = self.wait_for(client, false);
         let when = self.now + self.delay();
         self.at(when, Event::Look(id, settled));
         answer
     }
 
-    fn wait_for(&mut self, client: ClientId, renews: bool) -> (RequestId, Receiver<ClientAnswer>) {
+    fn wait_for(&mut self, client: ClientId, renew: bool) -> (RequestId, oneshot::Receiver<Heard>) {
         let id = self.next;
         self.next += 1;
         let (answer, answered) = oneshot::channel();
         let waiting = Waiting {
             client,
             answer,
-            renews,
+            renews: renew,
         };
         self.waiting.insert(id, waiting);
         self.at(self.now + CLIENT_PATIENCE, Event::GiveUp(id));
@@ -377,7 +377,7 @@ impl World {
         match event {
             Event::Arrive(Receiver::Node(node), message) => self.arrive(node, message),
             Event::Arrive(Receiver::Client, Message::Reply(id, reply)) => {
-                self.tell(id, ClientAnswer::Reply(reply));
+                self.tell(id, Heard::Reply(reply));
             }
             Event::Arrive(Receiver::Client, _) | Event::Fault => {}
             Event::Expire(id) => {
@@ -398,7 +398,7 @@ impl World {
                     self.coverage
                         .one("transactions applied after they were given up");
                 }
-                self.tell(id, ClientAnswer::Changed(applied));
+                self.tell(id, Heard::Changed(applied));
             }
             Event::Look(id, settled) if self.has_majority() => {
                 let row = match settled {
@@ -409,7 +409,7 @@ impl World {
                     }
                 };
                 let when = self.now + self.delay();
-                self.at(when, Event::Tell(id, ClientAnswer::Looked(row)));
+                self.at(when, Event::Tell(id, Heard::Looked(row)));
             }
             Event::Change(..) | Event::Look(..) => {}
             Event::Tell(id, told) => self.tell(id, told),
@@ -443,7 +443,7 @@ impl World {
         self.coverage.one("requests that clients gave up");
         if waiting.renews && self.has(Flaw::UnknownRenewalCounts) {
             // Nobody waits: the client is gone.
-            let _ = waiting.answer.send(ClientAnswer::Changed(true));
+            let _ = waiting.answer.send(Heard::Changed(true));
         }
     }
 
@@ -453,7 +453,7 @@ impl World {
         up >= setup.quorum()
     }
 
-    fn tell(&mut self, id: RequestId, told: ClientAnswer) {
+    fn tell(&mut self, id: RequestId, told: Heard) {
         let Some(waiting) = self.waiting.remove(&id) else {
             return;
         };
