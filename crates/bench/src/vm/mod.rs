@@ -1,6 +1,6 @@
 //! `understudy bench vm`: a virtual machine that is protected by checkpoints, against the same machine unprotected.
 //!
-//! After RemusDB's experiments: plain checkpoints, and each of its optimizations (Figures 5, 6 and 10: [`Part::Overhead`]), a failover
+//! After RemusDB's experiments: plain checkpoints, and each of its optimizations (Figures 5, 6 and 10: [`Measurement::Overhead`]), a failover
 //! under load (3 and 4), memory and data of other sizes (7 to 9), and other intervals between checkpoints (13 and 14).
 //!
 //! ```text
