@@ -1,6 +1,6 @@
 //! What the catalog of a database says of everything that a statement names.
 //!
-//! Owns the judgement of a [`Part`]: whether it is proved to be a read, whether it may change its session, and whether it may
+//! Owns the judgement of a [`SingleStatement`]: whether it is proved to be a read, whether it may change its session, and whether it may
 //! act outside of the database. Invariant: refused by default. A name that the catalog did not have when it was read, that has
 //! several meanings, or that leads to a function of the users' own, is not proved to be anything.
 //!

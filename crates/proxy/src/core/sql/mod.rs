@@ -27,7 +27,7 @@ use uses::Uses;
 /// What one statement of a text does to the transaction it runs in.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Kind {
-    /// Reads rows and nothing else, unless a function that it calls does more ([`Part::calls`]).
+    /// Reads rows and nothing else, unless a function that it calls does more ([`SingleStatement::calls`]).
     Read,
     /// May write, in a transaction block or by itself.
     Write,
