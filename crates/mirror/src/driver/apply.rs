@@ -87,7 +87,7 @@ impl Applier {
     /// Makes it the manager's own again: what it is asked then means the same whatever its last client has set, and what that client
     /// may have defined has no part in it.
     pub async fn reset(&mut self) -> Result<(), WireError> {
-        const OWN: &str = "RESET SESSION AUTHORIZATION; SET ROLE NONE; SET search_path = ''; SET DateStyle = 'ISO'; SET IntervalStyle = 'postgres'";
+        const OWN: &str = "RESET SESSION AUTHORIZATION; SET ROLE NONE; SET search_path = pg_catalog, pg_temp; SET DateStyle = 'ISO'; SET IntervalStyle = 'postgres'";
         self.session.query(OWN).await.map(drop)
     }
 
@@ -319,10 +319,8 @@ impl Member {
         if matches!(deputy.name(), "" | ROWS) {
             return Ok(None);
         }
-        match self.writers(life).await?.0 {
-            Deputy::Role(target) => Ok(target.password),
-            Deputy::Own => Ok(None),
-        }
+        self.writers(life).await?;
+        Ok(self.deputies.lock().await.secret.clone())
     }
 
     /// The deputies that write rows: where no code of clients runs, and where some does.
@@ -333,8 +331,9 @@ impl Member {
         {
             return Ok((rows, nobody));
         }
-        let ([rows, nobody], text) = deputy::make_writers(&self.target)?;
+        let ([rows, nobody], secret, text) = deputy::make_writers(&self.target)?;
         self.ask(&text).await.map_err(std::io::Error::other)?;
+        deputies.secret = Some(secret);
         deputies.learn(0, ROWS, &rows);
         deputies.learn(0, NOBODY, &nobody);
         Ok((rows, nobody))
@@ -356,6 +355,8 @@ impl Member {
     }
 
     async fn deputy_of_login(&self, life: Life, login: String) -> Result<Deputy, Failed> {
+        // With the role that all deputies are members of.
+        self.writers(life).await?;
         let definitions = self.definitions.load(Ordering::Acquire);
         let mut deputies = self.deputies.lock().await;
         let known = deputies.of(life, definitions, &login);

@@ -19,6 +19,8 @@ use crate::core::rows::{Change, Definition, Rows};
 use crate::rows::shared::{SHARED, executing};
 use crate::rows::write::{self, Described, Values, Written};
 
+/// Keeps parameters out of errors.
+const QUIET: &str = "SELECT pg_catalog.set_config('log_parameter_max_length_on_error', '0', false)";
 /// Answers are read after so much was sent.
 const SENT_BYTES: usize = 16 << 10;
 
@@ -86,6 +88,9 @@ impl Member {
             let Some(written) = written else {
                 continue;
             };
+            if by.is_some() {
+                sent.push((change, "SELECT 1"));
+            }
             sent.push((change, applier.put_written(written, by.as_deref())?));
             if applier.session.wire.output.len() >= SENT_BYTES {
                 compare(applier, &mut sent).await?;
@@ -132,8 +137,10 @@ impl Member {
     ) -> Result<(), Failed> {
         applier.end_batch().await?;
         for (name, value) in sequences {
+            // A copy may have the sequence with narrower limits than when the value was logged.
             let text = format!(
-                "SELECT pg_catalog.setval(pg_catalog.to_regclass({}), {value})",
+                "SELECT pg_catalog.setval(seqrelid, greatest(seqmin, least(seqmax, {value}))) FROM pg_catalog.pg_sequence \
+                 WHERE seqrelid OPERATOR(pg_catalog.=) pg_catalog.to_regclass({})",
                 escape_literal(name)
             );
             applier.write(text).await?;
@@ -165,7 +172,7 @@ async fn as_writer(applier: &mut Applier) -> Result<(), Failed> {
     // beginning, and has a function write.
     let sets = match applier.secret {
         None => writer("LOCAL"),
-        Some(_) => "SET LOCAL search_path = ''".to_owned(),
+        Some(_) => "SET LOCAL search_path = pg_catalog, pg_temp".to_owned(),
     };
     let text = format!("SET LOCAL ROLE NONE; {sets}");
     applier.session.query(&text).await?;
@@ -176,7 +183,8 @@ async fn as_writer(applier: &mut Applier) -> Result<(), Failed> {
 fn writer(how: &str) -> String {
     let settings = [
         "session_replication_role = 'replica'",
-        "search_path = ''",
+        // Clients' code may have made something in pg_temp, which is looked into first if no path names it.
+        "search_path = pg_catalog, pg_temp",
         "DateStyle = 'ISO'",
         "IntervalStyle = 'postgres'",
         "TimeZone = 'UTC'",
@@ -232,7 +240,7 @@ async fn raise_owned(applier: &mut Applier, rows: &Rows) -> Result<(), Failed> {
              FROM pg_catalog.pg_depend d JOIN pg_catalog.pg_sequence s ON s.seqrelid = d.objid \
              JOIN pg_catalog.pg_attribute a ON a.attrelid = d.refobjid AND a.attnum = d.refobjsubid \
              WHERE d.refobjid = pg_catalog.to_regclass({}) AND d.classid = 'pg_catalog.pg_class'::pg_catalog.regclass \
-             AND d.deptype IN ('a', 'i')",
+             AND d.deptype IN ('a', 'i') AND a.atttypid OPERATOR(pg_catalog.=) ANY ('{{20,21,23}}'::pg_catalog.oid[])",
             escape_literal(&table)
         );
         for row in applier.session.query(&asked).await?.rows() {
@@ -277,6 +285,8 @@ impl Applier {
             self.put(&written.text, &parameters.collect::<Vec<_>>())?;
             return Ok(written.tag);
         };
+        // Clients' code that ran before could have errors tell the parameters of what follows, and read them there.
+        self.put(QUIET, &[])?;
         let values = [secret, written.text].map(|text| parameter(Some(text.into_bytes())));
         self.put(by, &values)?;
         Ok("SELECT 1")

@@ -28,6 +28,9 @@ pub const ROWS: &str = "understudy_as_rows";
 /// The role that logs in where clients' code runs while rows are written. It has no right: functions write, each as a table's owner.
 pub const NOBODY: &str = "understudy_as_0_rows";
 
+/// The role of those whose sessions may have functions write, with the secret.
+const DEPUTIES: &str = "understudy_as_deputies";
+
 /// A role that a transaction of the log is executed as.
 #[derive(Debug, Clone)]
 pub enum Deputy {
@@ -52,6 +55,8 @@ impl Deputy {
 pub struct Deputies {
     life: Life,
     known: HashMap<String, (u64, Deputy)>,
+    /// Deputies' sessions have functions write rows with it.
+    pub secret: Option<String>,
 }
 
 impl Deputies {
@@ -85,24 +90,29 @@ pub fn question(login: &str) -> String {
 /// secret and a statement: a parameter is in no text that clients' functions could read in that session.
 pub const WRITE: &str = "SELECT understudy_mirror.write($1, $2)";
 
-/// The deputies that write rows, without and with clients' code, and the statements that make them. Their password is what other
-/// deputies' sessions write rows with.
-pub fn make_writers(member: &Target) -> io::Result<([Deputy; 2], String)> {
+/// The deputies that write rows, without and with clients' code; the secret that deputies' sessions have functions write with; and the
+/// statements that make all of it.
+pub fn make_writers(member: &Target) -> io::Result<([Deputy; 2], String, String)> {
     let password = protocol::scram::nonce().map_err(|error| io::Error::other(error.to_string()))?;
     let verifier = quote_literal(&scram_sha_256(password.as_bytes()));
-    let secret = quote_literal(&password);
+    let secret = protocol::scram::nonce().map_err(|error| io::Error::other(error.to_string()))?;
+    let hashed = quote_literal(&secret);
     let text = format!(
         "SET LOCAL understudy_mirror.own = 'on'; \
          DO $$ BEGIN IF pg_catalog.to_regrole('{ROWS}') IS NULL THEN CREATE ROLE {ROWS}; END IF; \
+           IF pg_catalog.to_regrole('{DEPUTIES}') IS NULL THEN CREATE ROLE {DEPUTIES}; END IF; \
            IF pg_catalog.to_regrole('{NOBODY}') IS NULL THEN CREATE ROLE {NOBODY}; END IF; END $$; \
-         ALTER ROLE {NOBODY} LOGIN NOINHERIT NOSUPERUSER NOCREATEROLE NOCREATEDB NOREPLICATION NOBYPASSRLS PASSWORD {verifier}; \
+         GRANT {DEPUTIES} TO {NOBODY}; \
+         ALTER ROLE {NOBODY} LOGIN INHERIT NOSUPERUSER NOCREATEROLE NOCREATEDB NOREPLICATION NOBYPASSRLS PASSWORD {verifier}; \
          ALTER ROLE {NOBODY} SET session_replication_role = 'replica'; \
          ALTER ROLE {ROWS} LOGIN INHERIT NOSUPERUSER NOCREATEROLE NOCREATEDB NOREPLICATION BYPASSRLS PASSWORD {verifier}; \
          GRANT pg_read_all_data, pg_write_all_data TO {ROWS}; GRANT SET ON PARAMETER session_replication_role TO {ROWS}; \
          GRANT EXECUTE ON FUNCTION understudy_mirror.truncate(regclass[], boolean) TO {ROWS}; \
+         REVOKE EXECUTE ON FUNCTION understudy_mirror.write(text, text) FROM PUBLIC; \
+         GRANT EXECUTE ON FUNCTION understudy_mirror.write(text, text) TO {DEPUTIES}; \
          ALTER FUNCTION understudy_mirror.write(text, text) OWNER TO {ROWS}; \
          DELETE FROM understudy_mirror.secret; \
-         INSERT INTO understudy_mirror.secret VALUES (pg_catalog.sha256({secret}::pg_catalog.bytea))"
+         INSERT INTO understudy_mirror.secret VALUES (pg_catalog.sha256({hashed}::pg_catalog.bytea))"
     );
     let deputy = |name: &str| {
         Deputy::Role(Box::new(Target {
@@ -111,29 +121,32 @@ pub fn make_writers(member: &Target) -> io::Result<([Deputy; 2], String)> {
             ..member.clone()
         }))
     };
-    Ok(([deputy(ROWS), deputy(NOBODY)], text))
+    Ok(([deputy(ROWS), deputy(NOBODY)], secret, text))
 }
 
 /// The statement by which rows of tables of an owner are written that clients' code runs for, and the statements that make its function:
 /// it runs as a role that is the owner's member, and nobody else's.
 pub fn make_code_writer(owner: &CodeOwner) -> (String, String) {
     let (oid, name) = (owner.oid, escape_identifier(&owner.name));
-    let role = format!("{PREFIX}{oid}_code");
-    let sees = if owner.is_forced {
-        "BYPASSRLS"
-    } else {
-        "NOBYPASSRLS"
+    // Each kind has a role of its own: what one needs, the other one must not have.
+    let (kind, sees) = match owner.is_forced {
+        true => ("forced", "BYPASSRLS"),
+        false => ("code", "NOBYPASSRLS"),
     };
+    let role = format!("{PREFIX}{oid}_{kind}");
+    let function = format!("write_as_{oid}_{kind}");
     let text = format!(
-        "SET LOCAL understudy_mirror.own = 'on'; \
+        "SET LOCAL understudy_mirror.own = 'on'; SET LOCAL lock_timeout = '1s'; \
          DO $$ BEGIN IF pg_catalog.to_regrole('{role}') IS NULL THEN CREATE ROLE {role}; END IF; \
            EXECUTE pg_catalog.replace(pg_catalog.pg_get_functiondef('understudy_mirror.write(text, text)'::pg_catalog.regprocedure), \
-             'understudy_mirror.write(', 'understudy_mirror.write_as_{oid}('); END $$; \
+             'understudy_mirror.write(', 'understudy_mirror.{function}('); END $$; \
          ALTER ROLE {role} NOLOGIN INHERIT NOSUPERUSER NOCREATEROLE NOCREATEDB NOREPLICATION {sees}; \
          GRANT {name} TO {role}; GRANT SELECT ON understudy_mirror.secret TO {role}; \
-         ALTER FUNCTION understudy_mirror.write_as_{oid}(text, text) OWNER TO {role}"
+         REVOKE EXECUTE ON FUNCTION understudy_mirror.{function}(text, text) FROM PUBLIC; \
+         GRANT EXECUTE ON FUNCTION understudy_mirror.{function}(text, text) TO {DEPUTIES}; \
+         ALTER FUNCTION understudy_mirror.{function}(text, text) OWNER TO {role}"
     );
-    let by = format!("SELECT understudy_mirror.write_as_{oid}($1, $2)");
+    let by = format!("SELECT understudy_mirror.{function}($1, $2)");
     (by, text)
 }
 
@@ -144,7 +157,7 @@ pub fn make(member: &Target, login: &str, name: String) -> io::Result<(Deputy, S
     // Who may not set whether triggers fire has it from the beginning, and keeps it.
     let text = format!(
         "DROP ROLE IF EXISTS {name}; CREATE ROLE {name} LOGIN INHERIT PASSWORD {}; \
-         ALTER ROLE {name} SET session_replication_role = 'replica'; GRANT {} TO {name}",
+         ALTER ROLE {name} SET session_replication_role = 'replica'; GRANT {DEPUTIES} TO {name}; GRANT {} TO {name}",
         quote_literal(&scram_sha_256(password.as_bytes())),
         escape_identifier(login)
     );

@@ -319,7 +319,10 @@ impl Hub {
             if serves {
                 self.open_gate();
             }
-            self.serving.send_replace(serves.then_some(epoch));
+            if serves {
+                // Whoever ends the epoch says so; another one may have begun.
+                self.serving.send_replace(Some(epoch));
+            }
         });
         if let Err(error) = self.zones.remember(epoch, &what.to_string()).await {
             tracing::warn!(%error, "the history cannot be written");

@@ -16,7 +16,7 @@ ALTER TABLE understudy_mirror.state
 CREATE TABLE IF NOT EXISTS understudy_mirror.applied (number bigint PRIMARY KEY, token text NOT NULL);
 -- Null if the number is another transaction's: somebody else has written it.
 CREATE OR REPLACE FUNCTION understudy_mirror.has(number bigint, token text) RETURNS boolean
-  LANGUAGE sql STABLE SECURITY DEFINER SET search_path = pg_catalog
+  LANGUAGE sql STABLE SECURITY DEFINER SET search_path = pg_catalog, pg_temp
   AS 'SELECT CASE
     WHEN EXISTS (SELECT FROM understudy_mirror.applied a WHERE a.number = $1 AND a.token = $2) THEN true
     WHEN EXISTS (SELECT FROM understudy_mirror.applied a WHERE a.number = $1) THEN NULL

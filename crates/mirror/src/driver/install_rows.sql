@@ -1,3 +1,4 @@
+-- Types and tables are looked for in pg_temp first unless a path names it last, and every client may make some there.
 -- What a member needs whose transactions are logged as rows. Executed as a whole, also where an earlier version has made some of it.
 ALTER TABLE understudy_mirror.state
   -- The log has all commits of this server up to here.
@@ -18,12 +19,12 @@ CREATE TABLE IF NOT EXISTS understudy_mirror.undone (epoch bigint NOT NULL, xid 
 
 -- The name of the transaction that is open: the epoch, and its number at this server.
 CREATE OR REPLACE FUNCTION understudy_mirror.transaction() RETURNS text
-  LANGUAGE sql VOLATILE SECURITY DEFINER SET search_path = pg_catalog
+  LANGUAGE sql VOLATILE SECURITY DEFINER SET search_path = pg_catalog, pg_temp
   AS $$ SELECT concat((SELECT max(epoch) FROM understudy_mirror.served), '-', pg_current_xact_id()::xid) $$;
 
 -- True if the log has a transaction, and false if it never will; it waits for one that is under way. Null if nobody knows.
 CREATE OR REPLACE FUNCTION understudy_mirror.committed(token text) RETURNS boolean
-  LANGUAGE plpgsql VOLATILE SECURITY DEFINER SET search_path = pg_catalog
+  LANGUAGE plpgsql VOLATILE SECURITY DEFINER SET search_path = pg_catalog, pg_temp
   AS $$
     DECLARE
       deadline CONSTANT timestamptz := clock_timestamp() + interval '30 seconds';
@@ -96,7 +97,7 @@ CREATE OR REPLACE FUNCTION understudy_mirror.committed(token text) RETURNS boole
 
 -- Whole rows say which row is meant where no key does at once. A generated column of a key would arrive as null.
 CREATE OR REPLACE FUNCTION understudy_mirror.identify() RETURNS void
-  LANGUAGE sql SET search_path = pg_catalog
+  LANGUAGE sql SET search_path = pg_catalog, pg_temp
   AS $$
     UPDATE pg_class c SET relreplident = w.wanted
     FROM (SELECT t.oid, CASE WHEN EXISTS (
@@ -112,12 +113,12 @@ REVOKE EXECUTE ON FUNCTION understudy_mirror.identify() FROM PUBLIC;
 
 -- Fails for what the rows of a transaction do not say.
 CREATE OR REPLACE FUNCTION understudy_mirror.refuse(what text, hint text) RETURNS void
-  LANGUAGE plpgsql SET search_path = pg_catalog
+  LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp
   AS $$ BEGIN RAISE EXCEPTION USING ERRCODE = '0A000', MESSAGE = 'the mirror does not carry ' || what, HINT = hint; END $$;
 
 -- Refuses a text that changes what the mirror hears by: without it, commits would be answered that nobody logs.
 CREATE OR REPLACE FUNCTION understudy_mirror.spare(said text) RETURNS void
-  LANGUAGE plpgsql SET search_path = pg_catalog
+  LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp
   AS $$
     BEGIN
       IF said ~* '\m(publication|trigger)\s+(if\s+exists\s+)?"?understudy_mirror' THEN
@@ -128,7 +129,7 @@ CREATE OR REPLACE FUNCTION understudy_mirror.spare(said text) RETURNS void
 
 -- The text that has defined something: that of the client, or of the innermost function; null if that has said it in another way.
 CREATE OR REPLACE FUNCTION understudy_mirror.said(stack text) RETURNS text
-  LANGUAGE plpgsql SET search_path = pg_catalog
+  LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp
   AS $$
     DECLARE
       outer_stack text := substring(stack FROM '^[^\n]*\n(.*)$');
@@ -143,7 +144,7 @@ CREATE OR REPLACE FUNCTION understudy_mirror.said(stack text) RETURNS text
 -- Sum of a table's rows that does not depend on their order.
 CREATE OR REPLACE FUNCTION understudy_mirror.sum(relation oid) RETURNS text
   LANGUAGE plpgsql
-  SET search_path = pg_catalog SET DateStyle = 'ISO' SET IntervalStyle = 'postgres' SET TimeZone = 'UTC' SET extra_float_digits = 1
+  SET search_path = pg_catalog, pg_temp SET DateStyle = 'ISO' SET IntervalStyle = 'postgres' SET TimeZone = 'UTC' SET extra_float_digits = 1
   SET bytea_output = 'hex' SET lc_monetary = 'C'
   AS $$
     DECLARE
@@ -160,7 +161,7 @@ REVOKE EXECUTE ON FUNCTION understudy_mirror.sum(oid) FROM PUBLIC;
 
 -- True if a view calls anything that is not immutable, also in the views that it reads, or reads what a member may have otherwise.
 CREATE OR REPLACE FUNCTION understudy_mirror.is_volatile(view oid) RETURNS boolean
-  LANGUAGE sql STABLE SET search_path = pg_catalog
+  LANGUAGE sql STABLE SET search_path = pg_catalog, pg_temp
   AS $$
     WITH RECURSIVE reads (oid) AS (
       SELECT view
@@ -178,7 +179,7 @@ REVOKE EXECUTE ON FUNCTION understudy_mirror.is_volatile(oid) FROM PUBLIC;
 
 -- Settings that the meaning of a definition depends on.
 CREATE OR REPLACE FUNCTION understudy_mirror.settings(path text) RETURNS text
-  LANGUAGE sql STABLE SET search_path = pg_catalog
+  LANGUAGE sql STABLE SET search_path = pg_catalog, pg_temp
   AS $$
     SELECT json_build_object(
       'search_path', path, 'TimeZone', current_setting('TimeZone'), 'DateStyle', current_setting('DateStyle'),
@@ -195,7 +196,7 @@ CREATE OR REPLACE FUNCTION understudy_mirror.settings(path text) RETURNS text
 -- Lets only the functions below write down definitions, each by the role that has said it: whoever else may run in a session, as what a
 -- client has defined, would have it executed at the other member as whoever it likes.
 CREATE OR REPLACE FUNCTION understudy_mirror.guard() RETURNS trigger
-  LANGUAGE plpgsql SET search_path = pg_catalog
+  LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp
   AS $$
     DECLARE
       stack text;
@@ -240,7 +241,7 @@ CREATE OR REPLACE FUNCTION understudy_mirror.execute(said text) RETURNS void
 -- Refuses what cannot be defined at the other member. What came of it is null if nothing is to be written down, and the settings are
 -- empty if nothing is to be done there: others of its text are found by their turn.
 CREATE OR REPLACE FUNCTION understudy_mirror.note(event text, tag text, path text, said text, OUT settings text, OUT result text)
-  LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog
+  LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp
   AS $$
     DECLARE
       own_xid CONSTANT xid := pg_current_xact_id()::xid;
@@ -386,7 +387,7 @@ CREATE OR REPLACE FUNCTION understudy_mirror.define() RETURNS event_trigger
 
 -- A table that is written anew says nothing of its rows.
 CREATE OR REPLACE FUNCTION understudy_mirror.rewritten() RETURNS event_trigger
-  LANGUAGE plpgsql SET search_path = pg_catalog
+  LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp
   AS $$
     BEGIN
       IF (SELECT relpersistence = 't' FROM pg_class WHERE oid = pg_event_trigger_table_rewrite_oid()) THEN
@@ -429,7 +430,7 @@ END $$;
 -- writes rows: it takes tables, never a text, and no trigger fires.
 DROP FUNCTION IF EXISTS understudy_mirror.truncate(text, boolean);
 CREATE OR REPLACE FUNCTION understudy_mirror.truncate(tables regclass[], restarts boolean) RETURNS void
-  LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog SET session_replication_role = 'replica'
+  LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp SET session_replication_role = 'replica'
   AS $$
     DECLARE
       named CONSTANT text := string_agg(format('ONLY %s', t), ', ') FROM unnest(tables) t;
@@ -449,7 +450,7 @@ CREATE TABLE IF NOT EXISTS understudy_mirror.secret (hash bytea PRIMARY KEY);
 -- Lets only superusers write what the manager goes by: whoever may write all rows may not, because what clients have defined runs as
 -- that role.
 CREATE OR REPLACE FUNCTION understudy_mirror.keep() RETURNS trigger
-  LANGUAGE plpgsql SET search_path = pg_catalog
+  LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp
   AS $$
     BEGIN
       IF NOT (SELECT rolsuper FROM pg_roles WHERE rolname = current_user) THEN
@@ -473,7 +474,7 @@ DO $$
 -- it: what clients have defined may run there, and knows no secret.
 CREATE OR REPLACE FUNCTION understudy_mirror.write(secret text, said text) RETURNS void
   LANGUAGE plpgsql SECURITY DEFINER
-  SET search_path = '' SET DateStyle = 'ISO' SET IntervalStyle = 'postgres' SET TimeZone = 'UTC' SET lc_monetary = 'C'
+  SET search_path = pg_catalog, pg_temp SET DateStyle = 'ISO' SET IntervalStyle = 'postgres' SET TimeZone = 'UTC' SET lc_monetary = 'C'
   SET xmloption = 'content'
   AS $$
     DECLARE
@@ -493,7 +494,7 @@ CREATE OR REPLACE FUNCTION understudy_mirror.write(secret text, said text) RETUR
 
 -- The text of privileges, which is the same on both members.
 CREATE OR REPLACE FUNCTION understudy_mirror.acl(items aclitem[]) RETURNS text
-  LANGUAGE sql STABLE SET search_path = pg_catalog
+  LANGUAGE sql STABLE SET search_path = pg_catalog, pg_temp
   AS $$
     SELECT string_agg(concat_ws(' ', CASE grantee WHEN 0 THEN 'PUBLIC' ELSE pg_get_userbyid(grantee) END, privilege_type, is_grantable,
       pg_get_userbyid(grantor)), ', ' ORDER BY pg_get_userbyid(grantee), privilege_type, is_grantable, pg_get_userbyid(grantor))

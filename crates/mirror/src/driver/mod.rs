@@ -297,7 +297,7 @@ async fn attend(hub: &Hub, is_up: &mut bool) -> Result<(), WireError> {
     }
     let key = member::hold(&mut session).await?;
     state::renew(&mut session).await?;
-    let contents = state::contents(&mut session, new).await?;
+    let mut contents = state::contents(&mut session, new).await?;
     if hub.capture.forget() {
         // The stream says again what is to be undone.
         hub.replaces.store(false, Ordering::Release);
@@ -310,6 +310,8 @@ async fn attend(hub: &Hub, is_up: &mut bool) -> Result<(), WireError> {
             hub.has_no_slot();
             return Ok(());
         }
+        // Sessions that have ended only now may have executed more.
+        contents = state::contents(&mut session, None).await?;
     }
     let own = prepared
         .as_ref()

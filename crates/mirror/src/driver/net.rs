@@ -4,6 +4,7 @@
 
 use super::capture::Stream;
 use super::wire::WireError;
+use crate::core::manager::Manager;
 use crate::core::record::Number;
 use crate::core::rows::Rows;
 use crate::core::stream::{Awaits, Captured};
@@ -45,7 +46,8 @@ impl Stream<'_> {
         let Some(last) = captured.applied.last().copied() else {
             return;
         };
-        if !hub.capture.compares(end) {
+        // Another life of the member has a stream of its own, which compares it.
+        if hub.look(Manager::life) != self.life || !hub.capture.compares(end) {
             return;
         }
         let records = hub.capture.take(&captured.applied);

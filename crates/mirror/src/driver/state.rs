@@ -52,8 +52,8 @@ const OTHERS: &str = "SELECT pg_catalog.string_agg(DISTINCT pg_catalog.quote_ide
     UNION ALL SELECT relowner FROM pg_catalog.pg_class WHERE relnamespace = pg_catalog.to_regnamespace('understudy_mirror') \
     UNION ALL SELECT proowner FROM pg_catalog.pg_proc WHERE pronamespace = pg_catalog.to_regnamespace('understudy_mirror') \
       AND (proname <> 'write' OR proowner IS DISTINCT FROM pg_catalog.to_regrole('understudy_as_rows')::pg_catalog.oid) \
-      AND (proname !~ '^write_as_[0-9]+$' OR proowner IS DISTINCT FROM \
-        pg_catalog.to_regrole('understudy_as_' || pg_catalog.substr(proname, 10) || '_code')::pg_catalog.oid) \
+      AND (proname !~ '^write_as_[0-9]+_(code|forced)$' OR proowner IS DISTINCT FROM \
+        pg_catalog.to_regrole('understudy_as_' || pg_catalog.substr(proname, 10))::pg_catalog.oid) \
     UNION ALL SELECT p.proowner FROM pg_catalog.pg_event_trigger e JOIN pg_catalog.pg_proc p ON p.oid = e.evtfoid \
       WHERE e.evtenabled <> 'D') o (owner) JOIN pg_catalog.pg_roles r ON r.oid = o.owner WHERE NOT r.rolsuper";
 

@@ -1,7 +1,8 @@
 //! The member's tables that rows are written to, as its catalog has them, and whose code runs when that is done.
 //!
-//! Invariant: a table is that of the definitions which it is asked with. Code counts as a client's unless a superuser owns it or the
-//! table: checks, domains, generated columns, indexes and partitions may call it.
+//! Invariant: a table is that of the definitions which it is asked with. Code counts as a client's unless it is known to be harmless: what
+//! checks, domains, generated columns, indexes and partitions call is immutable and a superuser's, and the operators and types that they
+//! name are PostgreSQL's own. A table that a superuser owns counts as its owner's.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -11,7 +12,9 @@ use postgres_protocol::escape::escape_literal;
 
 use crate::rows::write::{CodeOwner, Column, Described};
 
-/// Functions that run when a row of the table is written, by what PostgreSQL has noted that they are needed for.
+/// True if code of clients may run when a row of the table is written. What PostgreSQL has noted that expressions need does not include its
+/// own functions, of which some execute what they are told (`query_to_xml`) or change the session (`set_config`): those are looked for in
+/// the expressions.
 const CODE: &str = "WITH RECURSIVE tables (oid) AS ( \
       SELECT {table}::pg_catalog.regclass::pg_catalog.oid \
       UNION SELECT i.inhparent FROM tables JOIN pg_catalog.pg_inherits i ON i.inhrelid = tables.oid), \
@@ -41,9 +44,31 @@ const CODE: &str = "WITH RECURSIVE tables (oid) AS ( \
       SELECT oid FROM needs WHERE class = 'pg_catalog.pg_proc'::pg_catalog.regclass \
       UNION ALL SELECT p.oprcode FROM operators JOIN pg_catalog.pg_operator p ON p.oid = operators.oid \
       UNION ALL SELECT m.amproc FROM needs JOIN pg_catalog.pg_opclass o ON o.oid = needs.oid \
-        JOIN pg_catalog.pg_amproc m ON m.amprocfamily = o.opcfamily WHERE needs.class = 'pg_catalog.pg_opclass'::pg_catalog.regclass) \
+        JOIN pg_catalog.pg_amproc m ON m.amprocfamily = o.opcfamily WHERE needs.class = 'pg_catalog.pg_opclass'::pg_catalog.regclass), \
+    trees (tree) AS ( \
+      SELECT c.conbin::pg_catalog.text FROM things JOIN pg_catalog.pg_constraint c ON c.oid = things.oid \
+        WHERE things.class = 'pg_catalog.pg_constraint'::pg_catalog.regclass \
+      UNION ALL SELECT d.adbin::pg_catalog.text FROM things JOIN pg_catalog.pg_attrdef d ON d.oid = things.oid \
+        WHERE things.class = 'pg_catalog.pg_attrdef'::pg_catalog.regclass \
+      UNION ALL SELECT pg_catalog.concat_ws(' ', i.indexprs::pg_catalog.text, i.indpred::pg_catalog.text) \
+        FROM tables JOIN pg_catalog.pg_index i ON i.indrelid = tables.oid \
+      UNION ALL SELECT p.partexprs::pg_catalog.text FROM tables JOIN pg_catalog.pg_partitioned_table p ON p.partrelid = tables.oid) \
     SELECT EXISTS (SELECT FROM functions JOIN pg_catalog.pg_proc p ON p.oid = functions.oid \
-      JOIN pg_catalog.pg_roles r ON r.oid = p.proowner WHERE NOT r.rolsuper)";
+        JOIN pg_catalog.pg_roles r ON r.oid = p.proowner WHERE NOT r.rolsuper OR p.provolatile <> 'i') \
+      OR EXISTS (SELECT FROM operators WHERE oid >= 16384) \
+      OR EXISTS (SELECT FROM things JOIN pg_catalog.pg_depend d ON d.classid = things.class AND d.objid = things.oid \
+        JOIN pg_catalog.pg_type t ON t.oid = d.refobjid WHERE d.refclassid = 'pg_catalog.pg_type'::pg_catalog.regclass \
+        AND things.class IN ('pg_catalog.pg_constraint'::pg_catalog.regclass, 'pg_catalog.pg_attrdef'::pg_catalog.regclass) \
+        AND t.oid >= 16384 AND t.typtype <> 'e' \
+        AND NOT EXISTS (SELECT FROM pg_catalog.pg_constraint c WHERE c.oid = things.oid AND c.contypid = t.oid)) \
+      OR EXISTS (SELECT FROM things JOIN pg_catalog.pg_depend d ON d.classid = things.class AND d.objid = things.oid \
+        JOIN pg_catalog.pg_type t ON t.oid = d.refobjid JOIN pg_catalog.pg_index i ON i.indexrelid = things.oid \
+        WHERE d.refclassid = 'pg_catalog.pg_type'::pg_catalog.regclass AND things.class = 'pg_catalog.pg_class'::pg_catalog.regclass \
+        AND t.oid >= 16384 AND t.typtype <> 'e') \
+      OR EXISTS (SELECT FROM trees CROSS JOIN LATERAL pg_catalog.regexp_matches(tree, \
+          ':(?:funcid|opfuncid|aggfnoid|winfnoid) (\\d+)', 'g') f (found) \
+        JOIN pg_catalog.pg_proc p ON p.oid = f.found[1]::pg_catalog.oid WHERE p.provolatile <> 'i') \
+      OR EXISTS (SELECT FROM trees WHERE tree ~ '\\{NEXTVALUEEXPR')";
 
 /// Asks what there is to know of a table.
 pub fn question(name: &str) -> String {
@@ -61,8 +86,7 @@ pub fn question(name: &str) -> String {
          code.owner, code.name, code.is_forced \
          FROM pg_catalog.pg_class t LEFT JOIN pg_catalog.pg_attribute a ON a.attrelid = t.oid AND a.attnum > 0 AND NOT a.attisdropped \
          LEFT JOIN LATERAL (SELECT r.oid, r.rolname, t.relforcerowsecurity FROM pg_catalog.pg_roles r \
-           WHERE r.oid = t.relowner AND NOT r.rolsuper AND EXISTS (SELECT FROM pg_catalog.pg_proc p JOIN pg_catalog.pg_roles o \
-             ON o.oid = p.proowner WHERE NOT o.rolsuper) AND ({code})) code (owner, name, is_forced) ON true \
+           WHERE r.oid = t.relowner AND NOT r.rolsuper AND ({code})) code (owner, name, is_forced) ON true \
          WHERE t.oid = {table}::pg_catalog.regclass",
     )
 }

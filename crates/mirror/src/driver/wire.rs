@@ -329,7 +329,7 @@ impl Postgres {
             ("application_name", application),
             ("client_encoding", "UTF8"),
             // Whoever owns the database may say where its sessions look for functions and operators, and define some there.
-            ("search_path", ""),
+            ("search_path", "pg_catalog, pg_temp"),
         ];
         let parameters = parameters.into_iter().chain(more.iter().copied());
         frontend::startup_message(parameters, &mut postgres.wire.output)?;

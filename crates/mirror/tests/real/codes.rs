@@ -18,14 +18,20 @@ const REACH: &str = r#"
     DECLARE
       way text;
       reached text;
+      stack text;
     BEGIN
       IF session_user !~ '^understudy' THEN
         RETURN $1;
       END IF;
+      GET DIAGNOSTICS stack = PG_CONTEXT;
+      IF stack ~ 'parameters' THEN
+        RAISE EXCEPTION 'it reads parameters: %', stack;
+      END IF;
       FOREACH way IN ARRAY ARRAY['SELECT FROM pg_authid', 'SELECT FROM public.vault', 'INSERT INTO public.vault VALUES (666)',
           'UPDATE public.other SET id = id', 'INSERT INTO understudy_mirror.applied VALUES (1000000000, ''1-1'')',
           'INSERT INTO understudy_mirror.undone VALUES (1, 1)', 'DELETE FROM understudy_mirror.applied',
-          'ALTER FUNCTION understudy_mirror.write_as_' || 'mallory'::regrole::oid || '(text, text) SECURITY INVOKER',
+          'ALTER FUNCTION understudy_mirror.write_as_' || 'mallory'::regrole::oid || '_code(text, text) SECURITY INVOKER',
+          'SELECT understudy_mirror.write(''?'', ''?'')',
           'SET LOCAL ROLE understudy_as_rows', 'SET LOCAL session_replication_role = origin'] LOOP
         BEGIN
           EXECUTE way;
@@ -38,6 +44,7 @@ const REACH: &str = r#"
       END LOOP;
       FOREACH way IN ARRAY ARRAY['DECLARE left_here CURSOR WITH HOLD FOR SELECT public.late()', 'SET DateStyle = ''German''',
           'SET search_path = public', 'SET statement_timeout = ''1ms''', 'SET default_transaction_read_only = on',
+          'SET log_parameter_max_length_on_error = -1', 'CREATE DOMAIN pg_temp.text AS pg_catalog.text CHECK (public.late() >= 0)',
           'CREATE TEMP TABLE vault (id int, at date)', 'DEALLOCATE ALL'] LOOP
         BEGIN
           EXECUTE way;
@@ -61,6 +68,8 @@ const TABLES: &[&str] = &[
      CREATE TABLE of_domain (id int PRIMARY KEY, p pair)",
     "CREATE TABLE indexed (id int PRIMARY KEY); CREATE INDEX ON indexed (reach(id))",
     "CREATE TABLE parted (id int) PARTITION BY LIST (reach(id)); CREATE TABLE parted_1 PARTITION OF parted DEFAULT",
+    "CREATE TABLE casting (id int PRIMARY KEY CHECK (id::reached = id))",
+    "CREATE TABLE queried (id int PRIMARY KEY CHECK (query_to_xml('SELECT public.reach(1)', true, true, '') IS NOT NULL))",
     "CREATE TABLE forced (id int PRIMARY KEY CHECK (reach(id) = id)); ALTER TABLE forced ENABLE ROW LEVEL SECURITY; \
      ALTER TABLE forced FORCE ROW LEVEL SECURITY; CREATE POLICY below ON forced USING (id < 0) WITH CHECK (true)",
 ];
@@ -101,6 +110,7 @@ fn code_that_rows_run_on_the_standby_reaches_what_its_owner_may() {
         let of_mallory = format!(
             "INSERT INTO checked VALUES ({n}); INSERT INTO generated VALUES ({n}); INSERT INTO of_domain VALUES ({n}, ({n}, 1)); \
              INSERT INTO indexed VALUES ({n}); INSERT INTO parted VALUES ({n}); INSERT INTO forced VALUES ({n}); \
+             INSERT INTO casting VALUES ({n}); INSERT INTO queried VALUES ({n}); \
              UPDATE of_domain SET p = ({n}, 2); UPDATE indexed SET id = id + 10 WHERE id = {n}; DELETE FROM checked WHERE id = {n} - 1"
         );
         run(&site, &mallory, &of_mallory);
@@ -109,7 +119,7 @@ fn code_that_rows_run_on_the_standby_reaches_what_its_owner_may() {
             &admin,
             &format!(
                 "BEGIN; INSERT INTO evens VALUES ({n} * 2); INSERT INTO checked VALUES ({n} + 100); \
-                 INSERT INTO vault VALUES ({n}, '2026-02-0{n}'); INSERT INTO evens VALUES ({n} * 20); COMMIT"
+                 INSERT INTO vault VALUES ({n}, '2026-02-0{n}'); UPDATE forced SET id = id + 1000 WHERE id = {n}; INSERT INTO evens VALUES ({n} * 20); COMMIT"
             ),
         );
         run(

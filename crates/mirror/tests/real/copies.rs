@@ -152,7 +152,9 @@ fn roles_that_went_while_a_member_was_away_are_not_there_after_it_was_made_anew(
     site.must_be_equal();
     let standby = 1 - site.who_serves();
     let described = "SELECT array_agg(rolname::text ORDER BY rolname), (SELECT array_agg(m.roleid::regrole::text) FROM pg_auth_members m \
-        WHERE m.member >= 16384), (SELECT array_agg(setconfig) FROM pg_db_role_setting WHERE setrole <> 0) FROM pg_roles WHERE oid >= 16384";
+        WHERE m.member >= 16384 AND m.member::regrole::text !~ '^understudy_as_'), (SELECT array_agg(setconfig) FROM pg_db_role_setting \
+        WHERE setrole <> 0 AND setrole::regrole::text !~ '^understudy_as_') \
+        FROM pg_roles WHERE oid >= 16384 AND rolname !~ '^understudy_as_'";
     let before = site.sides[standby].server.sql(&[described]);
     assert_eq!(before, "{app,mallory,team}|{team}|{{work_mem=5MB}}");
     site.kill_manager(standby);

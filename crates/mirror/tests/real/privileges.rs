@@ -139,6 +139,13 @@ const WAYS: &[(&str, &str)] = &[
         "CREATE TABLE n AS SELECT evil(1) AS a",
     ),
     (
+        "types and tables of PostgreSQL's names in pg_temp",
+        "CREATE DOMAIN pg_temp.xid AS pg_catalog.xid CHECK (public.is_evil(VALUE::pg_catalog.text)); \
+         CREATE DOMAIN pg_temp.text AS pg_catalog.text CHECK (public.is_evil(VALUE)); CREATE TEMP TABLE pg_roles (rolsuper boolean); \
+         SELECT understudy_mirror.transaction(); SELECT understudy_mirror.committed('1-1'); SELECT understudy_mirror.has(1, '1-1'); \
+         CREATE TABLE p (id int PRIMARY KEY); TRUNCATE p; DROP DOMAIN pg_temp.xid, pg_temp.text; DROP TABLE pg_temp.pg_roles",
+    ),
+    (
         "another role of hers",
         "SET ROLE friend; CREATE TABLE o (id int PRIMARY KEY CHECK (evil(id) = id)); INSERT INTO o VALUES (1); RESET ROLE; \
          INSERT INTO a VALUES (2)",
@@ -147,6 +154,7 @@ const WAYS: &[(&str, &str)] = &[
 
 /// A role that could make a table became a superuser of the standby by a function that its check called, and ran a program there.
 // hazard: MIRROR-58
+// hazard: MIRROR-74
 #[test]
 fn what_rows_set_off_on_the_standby_makes_nobody_a_superuser() {
     let site = Site::start("");

@@ -47,6 +47,16 @@ fn is_show_token(text: &str) -> bool {
 /// The function of PostgreSQL's that lets a commit wait, and says so if it does not.
 const WAITS: &[u8] = b"SyncRepWaitForLSN";
 
+/// True if a transaction of the client's may have committed before the member has said this.
+fn ends_transaction(message: &[u8]) -> bool {
+    match message[0] {
+        b'Z' => status(message) == b'I',
+        _ => ["COMMIT", "CALL", "DO"]
+            .iter()
+            .any(|tag| frame::body(message).starts_with(tag.as_bytes())),
+    }
+}
+
 impl Session {
     /// Passes on what comes next, of either side.
     pub(super) async fn step_directly(&mut self) -> Result<()> {
@@ -230,7 +240,10 @@ impl Session {
         }
         match message[0] {
             // The server's warning may not be among the messages that the client wants.
-            b'C' | b'Z' if self.cancel.was_cancelled.load(Ordering::Acquire) => {
+            b'C' | b'Z'
+                if self.cancel.was_cancelled.load(Ordering::Acquire)
+                    && ends_transaction(message) =>
+            {
                 if message[0] == b'Z' {
                     self.check_lease().map_err(|end| self.unanswered(end))?;
                     self.cancel.was_cancelled.store(false, Ordering::Release);

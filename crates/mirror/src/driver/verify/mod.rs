@@ -171,7 +171,12 @@ async fn hold(hub: &Hub, pair: &mut Pair, patience: Duration) -> Result<(u64, Du
     must_be_primary(hub)?;
     let started = Instant::now();
     hub.close_gate();
-    let held = hold_rows(hub, pair, started + patience).await;
+    // A member that hangs answers nothing, and nobody waits for that.
+    let until = started + patience + Duration::from_secs(1);
+    let held = tokio::time::timeout_at(until, hold_rows(hub, pair, started + patience));
+    let held = held
+        .await
+        .unwrap_or_else(|_| Err("a member does not answer in time".to_owned()));
     hub.open_gate();
     Ok((held?, started.elapsed()))
 }
