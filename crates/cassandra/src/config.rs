@@ -12,7 +12,7 @@ use crate::schema::Keyspace;
 /// A lease of an active, unless told otherwise.
 pub const LEASE: Duration = Duration::from_secs(2);
 
-/// What an owner looks at before it acknowledges anything ("The gate" in docs/understand/protocol-cassandra.md).
+/// Proof that an owner needs before it acknowledges anything ("The gate" in docs/understand/protocol-cassandra.md).
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Fencing {
     /// Its lease of this length, by its own clock. A takeover waits it out.

@@ -1,4 +1,4 @@
-//! How blocks, versions and generations look in rows (C1, C2 of docs/understand/protocol-cassandra.md).
+//! Form of blocks, versions and generations in rows (C1, C2 of docs/understand/protocol-cassandra.md).
 //!
 //! Pure. Invariant: the order of timestamps is the order of versions, the order of the generation column
 //! that of generations.

@@ -189,7 +189,7 @@ impl Mirror {
     /// What `verify` says; nothing if the members cannot be compared now.
     ///
     /// # Errors
-    /// What it prints is invalid.
+    /// The command prints no valid JSON.
     pub async fn verdict(&self) -> anyhow::Result<Option<Value>> {
         let config = self.managers[0].config.display().to_string();
         // Members that differ are an answer, although the command then fails.
@@ -305,7 +305,7 @@ impl Mirror {
     /// What both managers say of themselves; nothing from one that does not answer.
     ///
     /// # Errors
-    /// What `status` prints is invalid.
+    /// `status` prints no valid JSON.
     pub async fn statuses(&self) -> anyhow::Result<[Option<Value>; 2]> {
         // It fails if neither answers.
         let told = self.run(0, &["status", "--json"]).await;

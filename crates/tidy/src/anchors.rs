@@ -74,15 +74,16 @@ pub fn slug(heading: &str) -> String {
     slug
 }
 
-/// The heading with each link replaced by its text.
-fn without_targets(heading: &str) -> String {
-    let mut text = String::new();
-    let mut rest = heading;
+/// The text without the targets of links.
+pub fn without_targets(text: &str) -> String {
+    let mut read = String::new();
+    let mut rest = text;
     while let Some((before, after)) = rest.split_once("](") {
-        text.push_str(before);
+        read.push_str(before);
+        read.push(']');
         rest = after.split_once(')').map_or("", |(_, after)| after);
     }
-    text + rest
+    read + rest
 }
 
 #[cfg(test)]

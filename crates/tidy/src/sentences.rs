@@ -5,7 +5,7 @@
 
 use std::collections::BTreeMap;
 
-use crate::anchors::prose;
+use crate::anchors::{prose, without_targets};
 use crate::tree::TextFile;
 use crate::wording::Places;
 
@@ -154,18 +154,6 @@ fn without_code(text: &str) -> String {
         read.push_str(if is_code { "code" } else { part });
     }
     read
-}
-
-/// The text without the targets of links.
-fn without_targets(text: &str) -> String {
-    let mut read = String::new();
-    let mut rest = text;
-    while let Some((before, after)) = rest.split_once("](") {
-        read.push_str(before);
-        read.push(']');
-        rest = after.split_once(')').map_or("", |(_, after)| after);
-    }
-    read + rest
 }
 
 #[cfg(test)]

@@ -54,7 +54,7 @@ pub enum Error {
     /// The claim of this standby was given up, so what it stands on may be gone: it must attach afresh.
     #[error("this standby's claim was given up: what it stands on may not be kept any more")]
     ClaimLost,
-    /// What is stored is invalid (journal, snapshot, seal).
+    /// A stored journal, snapshot or seal is invalid.
     #[error("damaged volume: {0}")]
     Damaged(String),
 }

@@ -1,4 +1,4 @@
-//! Who owns a volume, and until when: the lease rules L1 to L7 of docs/understand/protocol-cassandra.md.
+//! Ownership of a volume, and its end: the lease rules L1 to L7 of docs/understand/protocol-cassandra.md.
 //!
 //! Pure. The epoch row is changed by lightweight transactions; whoever drives this sends the
 //! [`Change`]s, tells the [`Answer`]s, and names the time. Time is measured since an arbitrary moment by

@@ -149,7 +149,7 @@ pub enum EditError {
     /// The registry answered so late that another editor may have come in between.
     #[error("the zones were too slow to change the configuration safely; look whether it changed")]
     TooSlow,
-    /// What was asked for is invalid.
+    /// The request is invalid.
     #[error("{0}")]
     Refused(String),
     /// The registry could not be read or written.

@@ -43,7 +43,7 @@ impl<T> Watched<T> {
         &self.paths
     }
 
-    /// What the files say now; what they said before if that is invalid.
+    /// Contents of the files now, or their last valid ones.
     pub fn get(&self) -> Arc<T> {
         let mut state = self.state.lock();
         let now = stamps(&self.paths);

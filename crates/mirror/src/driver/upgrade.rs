@@ -348,7 +348,7 @@ pub struct Upgrade {
     pub from: Side,
     /// The newer member.
     pub to: Side,
-    /// Its state.
+    /// State of the upgrade.
     pub state: Stage,
     /// The reason for which the older member does not follow.
     pub why: Option<String>,

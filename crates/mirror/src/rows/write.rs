@@ -25,7 +25,7 @@ pub struct Column {
 pub struct CodeOwner {
     /// The number of the role at the member.
     pub oid: u32,
-    /// Its name.
+    /// Name of the role.
     pub name: String,
     /// Row security holds for the owner as well.
     pub is_forced: bool,

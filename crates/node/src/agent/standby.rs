@@ -313,7 +313,7 @@ async fn seed_buffers(
     }
 }
 
-/// What the active's PostgreSQL was started with, as its control file says, sealed or not (N12).
+/// Settings that the active's PostgreSQL was started with, as its control file says, sealed or not (N12).
 pub(crate) async fn active_capacity(
     storage: &Arc<dyn Storage>,
     live: &Namespace,

@@ -74,7 +74,7 @@ pub enum ReloadError {
     /// There is nothing to read.
     #[error("this proxy was not started with a configuration file")]
     NoFile,
-    /// What is there is invalid.
+    /// The file is invalid.
     #[error("the configuration stays as it was")]
     Unusable(#[source] Box<dyn Error + Send + Sync>),
 }

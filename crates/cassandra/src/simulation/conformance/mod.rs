@@ -1,6 +1,6 @@
 //! The model against the real server: the same scenes on both, with the same observations.
 //!
-//! What the argument of docs/understand/protocol-cassandra.md rests on is acted out: which write wins, what a quorum read
+//! Plays the facts that docs/understand/protocol-cassandra.md argues from: which write wins, what a quorum read
 //! repairs and what it does not, what arrives late, what a killed replica still has. `make test-cassandra`
 //! plays them on real nodes; on the model they are played with every run of the tests.
 

@@ -19,7 +19,7 @@ use super::replies::SentMessage;
 /// A message of a batch that was not written to the server yet.
 #[derive(Debug)]
 pub struct Noted {
-    /// Where it ends in [`RequestBatch::bytes`].
+    /// Its end in [`RequestBatch::bytes`].
     pub end: usize,
     /// What a `Parse`, `Bind`, `Describe` or `Close` names.
     pub prepared: Option<Arc<Prepared>>,
@@ -31,7 +31,7 @@ pub struct Noted {
     pub needs: Vec<Needed>,
 }
 
-/// What a batch does, as far as it is known.
+/// Known effects of a batch.
 #[derive(Debug, Default)]
 pub struct Facts {
     /// What it executes, in order.

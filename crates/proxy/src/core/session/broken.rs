@@ -16,7 +16,7 @@ pub struct Broken {
     untold: Option<Bytes>,
 }
 
-/// How a batch ends a broken block.
+/// Way in which a batch ends a broken block.
 enum End {
     Commit,
     Rollback,

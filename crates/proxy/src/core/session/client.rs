@@ -1,4 +1,4 @@
-//! What a client sends: its messages become batches.
+//! Puts a client's messages together to batches.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -291,7 +291,7 @@ impl Session {
 }
 
 impl Session {
-    /// What the catalog says of a statement of the batch.
+    /// Takes the catalog's judgement of a statement of the batch.
     fn judge(&mut self, cx: &Context<'_>, statement: &Arc<Statement>, noted: &mut Noted) {
         let Some(mut batch) = self.batch.take() else {
             return;
@@ -322,7 +322,7 @@ impl Session {
     }
 }
 
-/// How much of the batch was written.
+/// Bytes of the batch that were written.
 fn start_of(batch: &Option<Box<RequestBatch>>) -> usize {
     batch.as_ref().map_or(0, |batch| batch.written)
 }

@@ -1,4 +1,4 @@
-//! What a batch did to its session, statement by statement, as far as the server said that it was done.
+//! Effects of a batch on its session, statement by statement, as far as the server said that it was done.
 //!
 //! Invariant: what is believed of a connection is what its server has. A statement counts when it is complete, and a
 //! change of a setting when its transaction has committed, wherever in the batch that was.
@@ -15,7 +15,7 @@ const NAMED_LATELY: usize = 1000;
 /// Prepared statements that were forgotten with one that takes them away.
 #[derive(Debug)]
 pub struct Forgotten {
-    /// Which of the batch's statements that is.
+    /// Number of that statement in the batch.
     at: usize,
     names: Names,
     /// Those of the server in hand when it was written, if it takes all of them.

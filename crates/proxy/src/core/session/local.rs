@@ -37,7 +37,7 @@ pub(super) fn status_query(xid: Xid) -> String {
     )
 }
 
-/// What has become of a batch's commit.
+/// Outcome of a batch's commit.
 #[derive(Debug, Default, Clone, Copy, PartialEq, Eq)]
 pub enum Durability {
     /// Nothing was said against it.

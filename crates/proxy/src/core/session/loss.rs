@@ -18,7 +18,7 @@ use protocol::frame::{self, Refusal};
 /// How often a transaction is asked about that still ends.
 const ASK_AGAIN: Duration = Duration::from_millis(50);
 
-/// How a batch stands when its server is gone.
+/// State of a batch whose server is gone.
 enum Fate {
     /// Nothing was under way.
     Nothing,
@@ -187,7 +187,7 @@ impl Session {
         }
     }
 
-    /// How the batch stands.
+    /// State of the batch.
     fn fate(&self) -> Fate {
         let Some(batch) = &self.batch else {
             return Fate::Nothing;

@@ -88,7 +88,7 @@ impl PendingReplies {
         self.0.push_back(PendingReply { sent: ask, owner });
     }
 
-    /// Whose the next answer is.
+    /// Owner of the next answer.
     pub fn front(&self) -> Option<&PendingReply> {
         self.0.front()
     }
@@ -156,7 +156,7 @@ impl PendingReplies {
         self.0.retain(|slot| slot.sent != SentMessage::CopyEnd);
     }
 
-    /// Whose answer the `Sync` or `Query` ahead belongs to.
+    /// Owner of the answer to the `Sync` or `Query` ahead.
     pub fn end_is_clients(&self) -> bool {
         self.0
             .iter()
@@ -181,7 +181,7 @@ impl PendingReplies {
             })
     }
 
-    /// What is due to the client, in order.
+    /// Answers that the client is due, in order.
     pub fn of_client(&self) -> impl Iterator<Item = &SentMessage> {
         self.0
             .iter()

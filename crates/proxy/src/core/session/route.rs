@@ -1,4 +1,4 @@
-//! Where a batch goes that begins a transaction, or is one (R2).
+//! Choice of the server for a batch that begins a transaction, or is one (R2).
 //!
 //! To a standby only what is known to be read-only; and only to one that has the version that the read needs
 //! (R1, R3). Everything else goes to the active.

@@ -1,4 +1,4 @@
-//! What becomes of batches and transactions whose server is lost, message by message.
+//! Batches and transactions whose server is lost, message by message.
 
 mod durability;
 mod held;

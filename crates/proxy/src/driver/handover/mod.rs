@@ -77,7 +77,7 @@ pub enum TakeoverError {
         /// What this program reads.
         ours: u32,
     },
-    /// What it says is invalid.
+    /// Its message is invalid.
     #[error("unexpected message from the previous process")]
     Nonsense,
     /// This process did not learn of the cluster what the predecessor knows.

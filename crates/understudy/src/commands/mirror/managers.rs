@@ -10,7 +10,7 @@ use mirror::driver::peer::{Question, ask};
 use crate::commands::process::load_table;
 use crate::exit::{Code, Failure};
 
-/// What the file says of the cluster, and of the mirror.
+/// Reads the configuration of the cluster and of the mirror.
 pub(super) fn load(file: &Path) -> anyhow::Result<(ClusterConfig, Config)> {
     let advice = "Write [mirror], and below it peer_listen, peer, member and other_member.";
     let check = |text: &str| check_keys(text, &[("", &["mirror"])]);
@@ -20,7 +20,7 @@ pub(super) fn load(file: &Path) -> anyhow::Result<(ClusterConfig, Config)> {
     Ok((cluster, config))
 }
 
-/// What each manager answers, the one of the file first; nothing from one that cannot be reached. A single member has one.
+/// Answers of both managers, the one of the file first; nothing from one that cannot be reached. A single member has one.
 pub(super) async fn ask_both(
     file: &Path,
     question: Question,

@@ -117,7 +117,7 @@ fn a_question_whose_own_wait_was_cancelled_decides_nothing() {
     }
 }
 
-/// What a client is told of one batch says nothing of the next.
+/// A client's answer to one batch says nothing of the next batch.
 #[test]
 fn the_next_commit_is_judged_by_itself() {
     let mut desk = Desk::ready();
