@@ -271,13 +271,11 @@ impl Stream<'_> {
         };
         let is_executed = is_past && !captured.applied.is_empty();
         let is_nothing = captured.header.piece == 0 && captured.rows.changes.is_empty();
-        if has || is_executed || is_nothing {
-            if is_executed {
-                // The last that it executed before it became primary.
-                self.compare_with_log(captured);
-                self.confirmed.push(end, None);
-                return Ok(());
-            }
+        if is_executed {
+            // The last that it executed before it became primary.
+            return self.compare(captured);
+        }
+        if has || is_nothing {
             if captured.header.is_last {
                 let given = log.given.get(&end).copied();
                 self.confirmed.push(end, given.map(Awaits::Record));

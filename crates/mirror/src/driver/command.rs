@@ -353,3 +353,33 @@ pub fn metrics(hub: &Hub) -> String {
     }
     text
 }
+
+#[cfg(test)]
+pub(super) mod tests {
+    use super::*;
+
+    /// A manager that answers, in this state.
+    pub fn status(name: &str, role: Role) -> Status {
+        Status {
+            name: name.to_owned(),
+            role,
+            epoch: (role == Role::Primary).then_some(7),
+            logged: 120,
+            applied: Some(118),
+            other_applied: Some(100),
+            has_standby: role == Role::Primary,
+            ack: Ack::Both,
+            clients: 3,
+            difference: None,
+            advice: None,
+            aside_since: None,
+            kept: Vec::new(),
+            log: None,
+            is_filling: false,
+            filling: None,
+            server_version_num: Some(150_014),
+            verified: None,
+            unverified: None,
+        }
+    }
+}

@@ -147,7 +147,18 @@ pub struct Target {
     pub dialer: Dialer,
 }
 
+/// A database that every server has, one without the mirrored database too.
+const ELSEWHERE: &str = "template1";
+
 impl Target {
+    /// The same server's database that is always there.
+    pub fn elsewhere(&self) -> Target {
+        Target {
+            database: ELSEWHERE.to_owned(),
+            ..self.clone()
+        }
+    }
+
     /// Reads a connection string.
     ///
     /// # Errors

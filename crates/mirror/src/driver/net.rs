@@ -39,7 +39,7 @@ impl Stream<'_> {
     }
 
     /// Compares a commit that executes transactions of the log with those.
-    pub(super) fn compare_with_log(&self, mut captured: Captured) {
+    fn compare_with_log(&self, mut captured: Captured) {
         let (hub, end) = (self.hub, captured.header.origin.end);
         // Zero says what was undone.
         captured.applied.retain(|number| *number != Number(0));

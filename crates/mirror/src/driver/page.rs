@@ -206,31 +206,7 @@ fn html(own: &Status, other: Option<&Status>) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::core::manager::Ack;
-
-    fn status(name: &str, role: Role) -> Status {
-        Status {
-            name: name.to_owned(),
-            role,
-            epoch: (role == Role::Primary).then_some(7),
-            logged: 120,
-            applied: Some(118),
-            other_applied: Some(100),
-            has_standby: role == Role::Primary,
-            ack: Ack::Both,
-            clients: 3,
-            difference: None,
-            advice: None,
-            aside_since: None,
-            kept: Vec::new(),
-            log: None,
-            is_filling: false,
-            filling: None,
-            server_version_num: Some(150_014),
-            verified: None,
-            unverified: None,
-        }
-    }
+    use crate::driver::command::tests::status;
 
     #[test]
     fn it_says_who_serves_and_how_far_the_standby_is() {

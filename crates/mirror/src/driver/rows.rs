@@ -26,6 +26,12 @@ fn cannot(why: &str) -> WireError {
     WireError::Lost(std::io::Error::other(why.to_owned()))
 }
 
+/// The value of a setting of the server.
+async fn setting(session: &mut Postgres, name: &str) -> Result<String, WireError> {
+    let shown = session.query(&format!("SHOW {name}")).await?;
+    Ok(shown.value().unwrap_or_default())
+}
+
 /// A member that is prepared.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Prepared {
@@ -81,15 +87,13 @@ pub async fn prepare(
     session: &mut Postgres,
     managers: &[String],
 ) -> Result<Option<Prepared>, WireError> {
-    let level = session.query("SHOW wal_level").await?.value();
-    if level.as_deref() != Some("logical") {
+    if setting(session, "wal_level").await? != "logical" {
         return Err(cannot(
             "its wal_level is not logical: ALTER SYSTEM SET wal_level = 'logical', and restart its server; understudy mirror check says \
              what else there must be",
         ));
     }
-    let language = session.query("SHOW lc_messages").await?.value();
-    let language = language.unwrap_or_default();
+    let language = setting(session, "lc_messages").await?;
     if !["C", "POSIX", "en"]
         .iter()
         .any(|one| language.starts_with(one))
@@ -173,11 +177,7 @@ async fn install(session: &mut Postgres) -> Result<(), WireError> {
 
 /// Has commits of the member wait for its manager.
 async fn wait_for_manager(session: &mut Postgres) -> Result<(), WireError> {
-    let names = session
-        .query("SHOW synchronous_standby_names")
-        .await?
-        .value();
-    let names = names.unwrap_or_default();
+    let names = setting(session, "synchronous_standby_names").await?;
     if waits_for(&names, NAME) {
         return Ok(());
     }
@@ -202,11 +202,7 @@ async fn wait_for_manager(session: &mut Postgres) -> Result<(), WireError> {
 
 /// Fails if commits of the member can go on without its manager.
 pub async fn must_wait_for_manager(session: &mut Postgres) -> Result<(), WireError> {
-    let names = session
-        .query("SHOW synchronous_standby_names")
-        .await?
-        .value();
-    let names = names.unwrap_or_default();
+    let names = setting(session, "synchronous_standby_names").await?;
     match waits_for(&names, NAME) {
         true => Ok(()),
         false => Err(cannot(&format!(

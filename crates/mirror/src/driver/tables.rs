@@ -14,7 +14,7 @@ use crate::rows::write::{CodeOwner, Column, Described};
 
 /// True if code of clients may run when a row of the table is written. What PostgreSQL has noted that expressions need does not include its
 /// own functions, of which some execute what they are told (`query_to_xml`) or change the session (`set_config`): those are looked for in
-/// the expressions.
+/// the expressions. `own_type` is the domain that a constraint is of, and null for tables, which name types for their columns.
 const CODE: &str = "WITH RECURSIVE tables (oid) AS ( \
       SELECT {table}::pg_catalog.regclass::pg_catalog.oid \
       UNION SELECT i.inhparent FROM tables JOIN pg_catalog.pg_inherits i ON i.inhrelid = tables.oid), \
@@ -26,16 +26,18 @@ const CODE: &str = "WITH RECURSIVE tables (oid) AS ( \
           UNION ALL SELECT r.rngsubtype FROM pg_catalog.pg_range r WHERE t.oid IN (r.rngtypid, r.rngmultitypid) \
           UNION ALL SELECT a.atttypid FROM pg_catalog.pg_attribute a WHERE a.attrelid = t.typrelid AND a.attnum > 0 AND NOT a.attisdropped \
         ) n (oid) WHERE n.oid >= 16384), \
-    things (class, oid) AS ( \
-      SELECT 'pg_catalog.pg_class'::pg_catalog.regclass::pg_catalog.oid, oid FROM tables \
-      UNION ALL SELECT 'pg_catalog.pg_class'::pg_catalog.regclass, i.indexrelid FROM tables JOIN pg_catalog.pg_index i ON i.indrelid = tables.oid \
-      UNION ALL SELECT 'pg_catalog.pg_constraint'::pg_catalog.regclass, c.oid FROM pg_catalog.pg_constraint c \
+    things (class, oid, own_type) AS ( \
+      SELECT 'pg_catalog.pg_class'::pg_catalog.regclass::pg_catalog.oid, oid, NULL::pg_catalog.oid FROM tables \
+      UNION ALL SELECT 'pg_catalog.pg_class'::pg_catalog.regclass, i.indexrelid, 0 FROM tables \
+        JOIN pg_catalog.pg_index i ON i.indrelid = tables.oid \
+      UNION ALL SELECT 'pg_catalog.pg_constraint'::pg_catalog.regclass, c.oid, c.contypid FROM pg_catalog.pg_constraint c \
         WHERE c.conrelid IN (SELECT oid FROM tables) OR c.contypid IN (SELECT oid FROM types) \
-      UNION ALL SELECT 'pg_catalog.pg_attrdef'::pg_catalog.regclass, d.oid FROM tables \
+      UNION ALL SELECT 'pg_catalog.pg_attrdef'::pg_catalog.regclass, d.oid, 0 FROM tables \
         JOIN pg_catalog.pg_attrdef d ON d.adrelid = tables.oid JOIN pg_catalog.pg_attribute a ON a.attrelid = d.adrelid \
         AND a.attnum = d.adnum AND a.attgenerated <> ''), \
-    needs (class, oid) AS ( \
-      SELECT DISTINCT d.refclassid, d.refobjid FROM things JOIN pg_catalog.pg_depend d ON d.classid = things.class AND d.objid = things.oid), \
+    needs (class, oid, own_type) AS ( \
+      SELECT DISTINCT d.refclassid, d.refobjid, things.own_type FROM things \
+        JOIN pg_catalog.pg_depend d ON d.classid = things.class AND d.objid = things.oid), \
     operators (oid) AS ( \
       SELECT oid FROM needs WHERE class = 'pg_catalog.pg_operator'::pg_catalog.regclass \
       UNION ALL SELECT m.amopopr FROM needs JOIN pg_catalog.pg_opclass o ON o.oid = needs.oid \
@@ -56,15 +58,8 @@ const CODE: &str = "WITH RECURSIVE tables (oid) AS ( \
     SELECT EXISTS (SELECT FROM functions JOIN pg_catalog.pg_proc p ON p.oid = functions.oid \
         JOIN pg_catalog.pg_roles r ON r.oid = p.proowner WHERE NOT r.rolsuper OR p.provolatile <> 'i') \
       OR EXISTS (SELECT FROM operators WHERE oid >= 16384) \
-      OR EXISTS (SELECT FROM things JOIN pg_catalog.pg_depend d ON d.classid = things.class AND d.objid = things.oid \
-        JOIN pg_catalog.pg_type t ON t.oid = d.refobjid WHERE d.refclassid = 'pg_catalog.pg_type'::pg_catalog.regclass \
-        AND things.class IN ('pg_catalog.pg_constraint'::pg_catalog.regclass, 'pg_catalog.pg_attrdef'::pg_catalog.regclass) \
-        AND t.oid >= 16384 AND t.typtype <> 'e' \
-        AND NOT EXISTS (SELECT FROM pg_catalog.pg_constraint c WHERE c.oid = things.oid AND c.contypid = t.oid)) \
-      OR EXISTS (SELECT FROM things JOIN pg_catalog.pg_depend d ON d.classid = things.class AND d.objid = things.oid \
-        JOIN pg_catalog.pg_type t ON t.oid = d.refobjid JOIN pg_catalog.pg_index i ON i.indexrelid = things.oid \
-        WHERE d.refclassid = 'pg_catalog.pg_type'::pg_catalog.regclass AND things.class = 'pg_catalog.pg_class'::pg_catalog.regclass \
-        AND t.oid >= 16384 AND t.typtype <> 'e') \
+      OR EXISTS (SELECT FROM needs JOIN pg_catalog.pg_type t ON t.oid = needs.oid \
+        WHERE needs.class = 'pg_catalog.pg_type'::pg_catalog.regclass AND t.oid >= 16384 AND t.typtype <> 'e' AND t.oid <> needs.own_type) \
       OR EXISTS (SELECT FROM trees CROSS JOIN LATERAL pg_catalog.regexp_matches(tree, \
           ':(?:funcid|opfuncid|aggfnoid|winfnoid) (\\d+)', 'g') f (found) \
         JOIN pg_catalog.pg_proc p ON p.oid = f.found[1]::pg_catalog.oid WHERE p.provolatile <> 'i') \

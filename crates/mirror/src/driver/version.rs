@@ -6,8 +6,6 @@ use super::config::Target;
 use super::hub::Hub;
 use super::wire::{Postgres, WireError};
 
-/// A database that every server has, one without the mirrored database too.
-const ELSEWHERE: &str = "template1";
 /// Time in which the server answers.
 const PATIENCE: Duration = Duration::from_secs(5);
 
@@ -21,11 +19,7 @@ pub(super) async fn learn(hub: &Hub) {
 }
 
 async fn ask(member: &Target) -> Result<Option<u32>, WireError> {
-    let elsewhere = Target {
-        database: ELSEWHERE.to_owned(),
-        ..member.clone()
-    };
-    let mut session = Postgres::connect(&elsewhere, "understudy mirror version").await?;
+    let mut session = Postgres::connect(&member.elsewhere(), "understudy mirror version").await?;
     let asked = session.query("SHOW server_version_num").await?;
     Ok(asked.value().and_then(|version| version.parse().ok()))
 }

@@ -17,8 +17,6 @@ use super::hub::Hub;
 use super::rows::NAME;
 use super::wire::{Postgres, WireError};
 
-/// A database that every server has.
-const ELSEWHERE: &str = "template1";
 /// Circles are looked for so often.
 const EVERY: Duration = Duration::from_millis(500);
 /// Time in which the server answers.
@@ -26,10 +24,7 @@ const PATIENCE: Duration = Duration::from_secs(5);
 
 /// Looks for circles for as long as the process lives.
 pub async fn watch(hub: Arc<Hub>) {
-    let target = Target {
-        database: ELSEWHERE.to_owned(),
-        ..hub.member.target.clone()
-    };
+    let target = hub.member.target.elsewhere();
     loop {
         if let Err(error) = look(&hub, &target).await {
             tracing::debug!(%error, "nobody looks for commits that whoever decodes them waits for");

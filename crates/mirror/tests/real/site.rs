@@ -389,6 +389,15 @@ impl Site {
         }
     }
 
+    /// Waits until the standby has executed everything.
+    pub fn level(&self) {
+        let standby = 1 - self.who_serves();
+        self.wait("the standby has everything", || {
+            let status = self.status(standby);
+            status.is_some_and(|status| status.applied == Some(status.logged))
+        });
+    }
+
     /// Where clients connect.
     pub fn conninfo(&self) -> String {
         let [one, other] = &self.sides;

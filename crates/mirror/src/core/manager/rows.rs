@@ -135,15 +135,18 @@ impl Manager {
     }
 }
 
-/// What a transaction of which these are the pieces says of sequences, without its rows; nothing if it says nothing.
+/// Values of sequences of a transaction, without its rows; nothing if its pieces have none.
 fn sequences(pieces: &[Record]) -> Option<Record> {
+    let rest = joined(pieces, &Rows::default())?;
+    (!rest.draft.sequences.is_empty()).then_some(rest)
+}
+
+/// One record for these pieces, with these rows and the number of the last piece; nothing if there are none.
+fn joined(pieces: &[Record], rows: &Rows) -> Option<Record> {
     let last = pieces.last()?;
-    let all = pieces.iter().flat_map(|piece| &piece.draft.sequences);
-    let all: Vec<_> = all.cloned().collect();
-    if all.is_empty() {
-        return None;
-    }
-    let draft = Rows::default().draft(&last.draft.header, last.draft.token, all);
+    let sequences = pieces.iter().flat_map(|piece| &piece.draft.sequences);
+    let sequences = sequences.cloned().collect();
+    let draft = rows.draft(&last.draft.header, last.draft.token, sequences);
     Some(Record {
         number: last.number,
         draft: draft.into(),
@@ -151,13 +154,13 @@ fn sequences(pieces: &[Record]) -> Option<Record> {
 }
 
 /// A transaction of which these are the pieces, as one record with the number of the last; nothing if there are none.
-fn whole(mut pieces: Vec<Record>) -> Option<Record> {
-    let last = pieces.pop()?;
-    if pieces.is_empty() {
-        return Some(last);
+fn whole(pieces: Vec<Record>) -> Option<Record> {
+    let last = pieces.last()?;
+    if pieces.len() == 1 {
+        return Some(last.clone());
     }
     let mut rows = Rows::default();
-    for piece in pieces.iter().chain([&last]) {
+    for piece in &pieces {
         match piece.draft.rows() {
             Ok(more) => rows.append(more),
             // Whoever executes it finds that it cannot be read.
@@ -169,11 +172,5 @@ fn whole(mut pieces: Vec<Record>) -> Option<Record> {
             }
         }
     }
-    let all = pieces.iter().chain([&last]);
-    let sequences = all.flat_map(|piece| piece.draft.sequences.iter().cloned());
-    let draft = rows.draft(&last.draft.header, last.draft.token, sequences.collect());
-    Some(Record {
-        number: last.number,
-        draft: draft.into(),
-    })
+    joined(&pieces, &rows)
 }

@@ -14,8 +14,6 @@ use questions::{ALIKE, BEGIN, CHECKS, SCHEMAS};
 use super::config::{Config, Target};
 use super::wire::{self, Postgres, WireError};
 
-/// A database that every server has.
-const ELSEWHERE: &str = "template1";
 const NAME: &str = "understudy mirror check";
 /// So many names are told of what a check has found.
 const MOST_NAMED: usize = 20;
@@ -55,11 +53,7 @@ struct Asked {
 
 impl Asked {
     async fn reach(key: &'static str, target: &Target) -> Result<Asked, WireError> {
-        let elsewhere = Target {
-            database: ELSEWHERE.to_owned(),
-            ..target.clone()
-        };
-        let mut server = Postgres::connect(&elsewhere, NAME).await?;
+        let mut server = Postgres::connect(&target.elsewhere(), NAME).await?;
         server.query(BEGIN).await?;
         let mut database = match Postgres::connect(target, NAME).await {
             Err(WireError::Said(said)) if said.code == super::NO_SUCH_DATABASE => None,

@@ -40,8 +40,6 @@ const NAME: &str = "understudy mirror transfer";
 /// Asks whether a manager has looked at the server since that has begun: one that has crashed may have lost what it had executed last.
 const ATTENDED: &str = "SELECT EXISTS (SELECT FROM pg_catalog.pg_locks l JOIN pg_catalog.pg_stat_activity a ON a.pid = l.pid \
     WHERE l.locktype = 'advisory' AND l.mode = 'ExclusiveLock' AND l.granted AND a.application_name = 'understudy mirror')";
-/// The database that is used while the member's own is made anew.
-const ELSEWHERE: &str = "template1";
 /// Processes that copy.
 const JOBS: &str = "2";
 const LOOK_AGAIN: Duration = Duration::from_millis(500);
@@ -163,10 +161,8 @@ async fn transfer(hub: &Hub) -> Result<(), TransferError> {
     tracing::info!("the member is made anew from the other one");
     let own = &hub.member.target;
     let other = hub.config.other_target().map_err(io::Error::other)?;
-    let elsewhere = Target {
-        database: ELSEWHERE.to_owned(),
-        ..own.clone()
-    };
+    // The member's own database is made anew meanwhile.
+    let elsewhere = own.elsewhere();
     let directory = match &hub.config.transfers {
         Some(path) => tempfile::tempdir_in(path)?,
         None => tempfile::tempdir()?,
@@ -312,7 +308,7 @@ async fn restore(
         "-j",
         JOBS,
         "-d",
-        ELSEWHERE,
+        &elsewhere.database,
         &path,
     ];
     program(hub, "pg_restore", elsewhere, &arguments).await?;

@@ -1,27 +1,9 @@
 use super::*;
-use crate::core::manager::Ack;
 
 fn status(name: &str, version: u32, role: Role) -> Status {
     Status {
-        name: name.to_owned(),
-        role,
-        epoch: None,
-        logged: 120,
-        applied: Some(118),
-        other_applied: None,
-        has_standby: role == Role::Primary,
-        ack: Ack::Both,
-        clients: 0,
-        difference: None,
-        advice: None,
-        aside_since: None,
-        kept: Vec::new(),
-        log: None,
-        is_filling: false,
-        filling: None,
         server_version_num: Some(version),
-        verified: None,
-        unverified: None,
+        ..super::super::command::tests::status(name, role)
     }
 }
 
