@@ -13,7 +13,7 @@ use cluster::programs;
 use serde_json::Value;
 
 use crate::backups::{take_over, wanted};
-use crate::slots::{Row, active, decoding, follow, ledger};
+use crate::slots::{Row, active, decoding, follow, ledger, make};
 use crate::stage::{Stage, TIMEOUT};
 
 /// Takeovers of the test, each when the standby has the active's slots; more of them by hand.
@@ -126,14 +126,15 @@ impl Came {
 #[ignore = "system test: make test-debezium"]
 async fn an_engine_misses_nothing_over_takeovers() -> Result<()> {
     let mut stage = decoding("debezium", &programs::find(None)?).await?;
-    let client = active(&mut stage).await?;
-    client
-        .batch_execute("CREATE PUBLICATION debezium FOR TABLE understudy_ledger")
-        .await?;
+    let publication = "CREATE PUBLICATION debezium FOR TABLE understudy_ledger";
+    make(&mut stage, &[publication]).await?;
+    // The engine makes its slot: see `make`.
+    stage.stop_churn().await;
     let reader = Reader::start(&stage)?;
     let mut came = Came::default();
     let (at, row) = tokio::task::block_in_place(|| reader.changes.recv_timeout(TIMEOUT))?;
     came.take(at, row)?;
+    stage.start_churn();
     for _ in 0..wanted(TAKEOVERS)? {
         follow(&mut stage).await?;
         take_over(&mut stage, 1).await?;

@@ -114,7 +114,13 @@ impl Stage {
             ..load::Options::default()
         };
         let application = self.cluster.any_writable();
-        self.load = Some(Load::start(application.clone(), options, self.clock));
+        self.load = Some(Load::start(application, options, self.clock));
+        self.start_churn();
+    }
+
+    /// Starts the one that changes tables.
+    pub fn start_churn(&mut self) {
+        let application = self.cluster.any_writable();
         self.churn = Some(Churn::paced(application, Some(CHANGES_PER_SECOND)));
     }
 
