@@ -135,7 +135,7 @@ pub(crate) fn golden_message(line: &str) -> Result<serde_json::Value, serde_json
     let read: message::Message = serde_json::from_str(line)?;
     if let message::Message::Request(Request::Unknown(_)) = &read {
         return Err(serde::de::Error::custom(
-            "the request is not known any more",
+            "this request is no longer supported",
         ));
     }
     serde_json::to_value(&read)

@@ -48,7 +48,7 @@ pub enum RecordError {
     #[error(transparent)]
     Storage(#[from] dax::error::Error),
     /// What is stored is no such record.
-    #[error("the record \"{name}\" cannot be understood; was it written by a newer version?")]
+    #[error("cannot decode the record \"{name}\"; a newer version may have written it")]
     Damaged {
         /// The record.
         name: String,

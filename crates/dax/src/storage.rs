@@ -412,7 +412,7 @@ pub trait Storage: Send + Sync + 'static {
 
 /// What an owner is told whose epoch does not stand any more.
 pub(crate) fn replaced_by(grant: &EpochGrant) -> Error {
-    let why = format!("{} owns {} by now", grant.owner, grant.epoch);
+    let why = format!("{} owns {} now", grant.owner, grant.epoch);
     Error::new(ErrorKind::Fenced, why)
 }
 

@@ -182,7 +182,7 @@ async fn make(
             set_password(recipe, password, run_as).await
         }
         Some(_) => Err(EngineError::Refused(
-            "a password can be set for MariaDB only; set it by the server's own means".to_owned(),
+            "a password can be set for MariaDB only; set it with the server's own tools".to_owned(),
         )),
         None => Ok(()),
     }

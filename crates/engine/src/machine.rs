@@ -427,7 +427,7 @@ impl Machine {
             return Vec::new();
         }
         self.held = true;
-        let text = format!("nobody serves, but {why}: resume, or order a failover");
+        let text = format!("no node is active, but {why}: resume, or order a failover");
         vec![Effect::Alarm(text)]
     }
 

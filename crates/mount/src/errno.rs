@@ -90,7 +90,7 @@ impl ErrorLog {
         match e.kind() {
             ErrorKind::Fenced => {
                 if !self.fenced.swap(true, Ordering::Relaxed) {
-                    warn!(operation, error = %e, "a newer epoch owns the volume: this mount is read-only for good");
+                    warn!(operation, error = %e, "a newer epoch owns the volume: this mount stays read-only");
                 }
             }
             ErrorKind::Full => {

@@ -97,7 +97,7 @@ impl Error {
             Error::AlreadyMounted { path, .. } => {
                 return Some(format!("Unmount it first: umount {}", path.display()));
             }
-            Error::CachingView => "Unmount, and start afresh.",
+            Error::CachingView => "Unmount it, and start again.",
             _ => return None,
         };
         Some(hint.to_owned())

@@ -97,7 +97,7 @@ impl Mount {
             Ok(mount) => mount,
             Err(e) => {
                 if let Err(e) = attach::detach(&path) {
-                    warn!(path = %path.display(), error = %e, "a mount that failed to start is left: umount -l");
+                    warn!(path = %path.display(), error = %e, "a mount whose start failed is left: umount -l");
                 }
                 return Err(e);
             }

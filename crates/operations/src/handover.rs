@@ -40,7 +40,7 @@ pub enum HandoverError {
     #[error("{0}")]
     NoCandidate(String),
     /// A planned change needs an active that hands over.
-    #[error("nobody serves that could hand over")]
+    #[error("no node is active that could hand over")]
     NobodyServes,
     /// The node that was asked refused, or did not answer.
     #[error(transparent)]
@@ -141,7 +141,7 @@ async fn first<'m, Asked: Future<Output = Result<(), No>>>(
         .iter()
         .map(|(member, error)| format!("{}: {error}", member.name))
         .collect();
-    let why = format!("nobody becomes the active ({})", why.join("; "));
+    let why = format!("no standby becomes active ({})", why.join("; "));
     Err(HandoverError::NoCandidate(why))
 }
 

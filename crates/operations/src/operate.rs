@@ -48,7 +48,7 @@ pub enum OperateError {
     #[error("{0}")]
     Refused(String),
     /// It was begun, and is not done yet; says what.
-    #[error("{0}; it goes on: see understudy status")]
+    #[error("{0}; the order stays in effect: see understudy status")]
     NotInTime(String),
     /// The control record was not changed.
     #[error(transparent)]
@@ -302,7 +302,7 @@ impl Operator {
         }
         standbys.sort();
         let names = standbys.into_iter().map(|(_, name)| name).collect();
-        let nobody = || OperateError::Refused("nobody serves".to_owned());
+        let nobody = || OperateError::Refused("no node is active".to_owned());
         Ok((names, active.ok_or_else(nobody)?))
     }
 
@@ -369,7 +369,7 @@ impl Operator {
         let libraries = self.member(node).await?.libraries;
         if libraries == Libraries::default() {
             let why = format!(
-                "{node} does not say which glibc and ICU it has: is it of an earlier version?"
+                "{node} does not report its versions of glibc and ICU; it may run an earlier version of Understudy"
             );
             return Err(OperateError::Refused(why));
         }

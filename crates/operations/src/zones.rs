@@ -221,7 +221,7 @@ impl Operator {
                 return Ok((node, status));
             }
         }
-        refused("nobody serves, and only the active can exchange zones")
+        refused("no node is active, and only the active can exchange zones")
     }
 
     pub(crate) async fn order(&self, order: Request) -> Result<()> {

@@ -200,11 +200,11 @@ impl Postgres {
             match tokio::time::timeout(SESSION_LASTS, asking).await {
                 Ok(Ok(())) => return Ok(session),
                 Ok(Err(PostgresError::Sql(error))) => {
-                    tracing::debug!(%error, "asking anew whether the promotion is done");
+                    tracing::debug!(%error, "asking again whether the promotion is done");
                     tokio::time::sleep(Duration::from_millis(10)).await;
                 }
                 Ok(Err(error)) => return Err(error),
-                Err(_) => tracing::debug!("asking anew whether the promotion is done"),
+                Err(_) => tracing::debug!("asking again whether the promotion is done"),
             }
         }
     }

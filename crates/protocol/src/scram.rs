@@ -90,7 +90,7 @@ impl ScramError {
             ),
             ScramError::WrongChannel => {
                 Refusal::fatal("28000", "SCRAM channel binding check failed").detail(
-                    "The client was shown another certificate than ours: somebody is in between.",
+                    "The client saw another certificate than the proxy's: there is a man in the middle.",
                 )
             }
             ScramError::Downgraded => {

@@ -278,7 +278,8 @@ impl Committer {
         for (volume, forgiven) in round.went_back {
             tracing::warn!(
                 volume = %volume.name,
-                "this directory is an earlier state of itself: the volume counts no more until it is rebuilt"
+                "this directory holds an earlier state: this zone's copy of the volume does not count until it is \
+                 rebuilt"
             );
             volume.publish_went_back(forgiven);
         }
@@ -338,7 +339,7 @@ impl Committer {
             tracing::info!(
                 volume = %volume.name, version = %membership.version,
                 zones = membership.members.len(), changing = membership.change.is_some(),
-                "was told who the volume's zones are"
+                "the volume's zones are known now"
             );
             volume.publish_membership(membership.clone());
             for conn in self.shared.conns.lock().values() {

@@ -511,7 +511,7 @@ fn is_as_wanted(
     });
     if differs {
         let message = format!(
-            "volume {name} was made with other zones: all who make it must list the same ones"
+            "volume {name} was created with other zones: all nodes must list the same ones"
         );
         return Err(Error::new(ErrorKind::Conflict, message));
     }

@@ -25,8 +25,8 @@ pub enum OpenError {
     },
     /// A file of the zone cannot be read or written at present.
     #[error(
-        "the zone's files in {} cannot be used at present; nothing says that they are damaged: see to what the system \
-         says, then start the zone again", dir.display()
+        "the zone's files in {} cannot be used at present; they may be intact: solve what the system reports, then \
+         start the zone again", dir.display()
     )]
     Engine {
         /// The zone's directory.
@@ -48,8 +48,8 @@ pub enum OpenError {
     },
     /// What is there is what was written, as far as checksums tell, and this program does not understand it.
     #[error(
-        "the zone in {} has something that this program does not understand; nothing says that it is damaged: start the \
-         release that wrote it, or a newer one", dir.display()
+        "the zone in {} has something that this program does not understand; it may be intact: start the release that \
+         wrote it, or a newer one", dir.display()
     )]
     NotUnderstood {
         /// The zone's directory.

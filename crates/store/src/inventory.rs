@@ -110,7 +110,7 @@ impl InventoryJob {
         match error {
             EngineError::Damaged(_) => {
                 shared.report_index(&error);
-                let text = "this zone cannot tell what it has: its index is damaged";
+                let text = "this zone cannot list its blocks: its index is damaged";
                 Ok(decide::error(&Error::new(ErrorKind::Corrupt, text)))
             }
             error => reads::unanswered(shared, error),

@@ -192,7 +192,7 @@ impl Shared {
             *said = Some(Instant::now());
             tracing::warn!(
                 dir = %self.dir.display(), error = %with_causes(error),
-                "the zone cannot read its files; who asked is told to ask again; check this disk if it stays so"
+                "the zone cannot read its files; its clients ask again; check this disk if this repeats"
             );
         }
     }
@@ -201,7 +201,7 @@ impl Shared {
     pub fn report_index(&self, error: &(dyn std::error::Error + 'static)) {
         tracing::error!(
             dir = %self.dir.display(), error = %with_causes(error),
-            "the zone cannot tell what it has, so nothing of it is scrubbed or given back; what it can read it answers"
+            "the zone cannot list its blocks, so none of them are scrubbed or released; it answers what it can read"
         );
     }
 

@@ -142,10 +142,7 @@ impl Volume {
             true => Ok(()),
             false => Err(Error::new(
                 ErrorKind::Unavailable,
-                format!(
-                    "volume {} has other zones than this client goes by",
-                    self.name
-                ),
+                format!("volume {} has other zones than this client uses", self.name),
             )),
         }
     }

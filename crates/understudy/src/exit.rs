@@ -213,7 +213,7 @@ fn of_channel(error: &ChannelError) -> (Code, Option<String>) {
     match error {
         ChannelError::Refused { .. } | ChannelError::Timeout { .. } => (
             Code::Unavailable,
-            Some("Is the node running? See: understudy status.".to_owned()),
+            Some("Check that the node is running (understudy status).".to_owned()),
         ),
         ChannelError::Refusal { .. } | ChannelError::Rejected { .. } => (Code::Refused, None),
         ChannelError::Unprotected(error) => of_storage(error),

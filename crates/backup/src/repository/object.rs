@@ -31,7 +31,7 @@ fn pack(name: &str, contents: &[u8]) -> Result<Bytes> {
 fn unpack(name: &str, object: &[u8]) -> std::result::Result<Vec<u8>, String> {
     let rest = object.strip_prefix(MAGIC.as_slice());
     let parts = rest.and_then(<[u8]>::split_first_chunk::<SUM_BYTES>);
-    let (sum, packed) = parts.ok_or("it does not begin as one of ours")?;
+    let (sum, packed) = parts.ok_or("it does not begin as an object of a repository")?;
     if sum_of(name, packed) != *sum {
         return Err("its checksum is wrong, or it is another object under this name".to_owned());
     }

@@ -130,7 +130,7 @@ impl Work {
             loop {
                 tokio::time::sleep(RENEW_EVERY).await;
                 if let Err(error) = renewed.renew().await {
-                    tracing::warn!(%error, "the repository does not hear that work in it goes on");
+                    tracing::warn!(%error, "cannot renew this work's mark in the repository");
                 }
             }
         });
@@ -168,7 +168,8 @@ impl Work {
     pub(crate) async fn now(&self) -> Result<SystemTime> {
         self.sign.renew().await?.ok_or_else(|| {
             Error::Refused(
-                "the repository heard nothing of this work for five minutes, and others took it for gone: begin again"
+                "this work's mark in the repository was not renewed for five minutes, and others removed it: start \
+                 again"
                     .to_owned(),
             )
         })

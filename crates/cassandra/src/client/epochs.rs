@@ -204,7 +204,7 @@ impl Inner {
             Answer::Applied => self.note(None),
             Answer::Refused(row) if self.is_shut_for_good() => {
                 let owner = row.map_or("nobody".to_owned(), |row| row.owner);
-                self.fence(format!("the volume belongs to {owner} by now"));
+                self.fence(format!("the volume belongs to {owner} now"));
             }
             Answer::Refused(_) => {}
             Answer::Unknown => self.environment.sleep(super::RETRY_MIN).await,
@@ -288,6 +288,6 @@ fn is_lost(first: &Sighting, seen: &Sighting) -> bool {
 
 fn lost_to(seen: &Sighting) -> Error {
     let owner = seen.row().map_or("nobody", |row| &row.owner);
-    let why = format!("{owner} owns {} by now", epoch_of(seen));
+    let why = format!("{owner} owns {} now", epoch_of(seen));
     Error::new(ErrorKind::Conflict, why)
 }

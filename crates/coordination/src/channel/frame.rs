@@ -175,7 +175,7 @@ async fn taken<T>(write: impl Future<Output = io::Result<T>>) -> io::Result<T> {
         Ok(written) => written,
         Err(_) => Err(io::Error::new(
             io::ErrorKind::TimedOut,
-            "the peer takes nothing any more",
+            "the peer has stopped reading",
         )),
     }
 }
@@ -238,7 +238,7 @@ impl Frames {
         };
         let length = u32::from_le_bytes(*head) as usize;
         if length > MAX_FRAME_BYTES {
-            let what = format!("a frame of {length} bytes; is this an agent?");
+            let what = format!("a frame of {length} bytes, which no agent sends");
             return Err(io::Error::new(io::ErrorKind::InvalidData, what));
         }
         if rest.first().is_some_and(|byte| *byte != b'{') {

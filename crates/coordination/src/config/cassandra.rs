@@ -152,8 +152,8 @@ impl CassandraConfig {
             Some(node) if self.ca.is_none() && !self.plaintext => Err(ConfigError::invalid(
                 "cassandra.ca",
                 format!(
-                    "{node} is not on this machine, so what is said must be protected: name whose certificates \
-                     Cassandra's nodes show, or set plaintext = true if nobody else can read the network"
+                    "{node} is not on this machine, so connections to it must be encrypted: name the authority of the \
+                     certificates of Cassandra's nodes, or set plaintext = true if nothing else can read the network"
                 ),
             )),
             _ => Ok(()),

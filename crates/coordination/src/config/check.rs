@@ -81,7 +81,7 @@ impl ClusterConfig {
         Err(ConfigError::invalid(
             key,
             format!(
-                "{address} is not on this machine, so what is said must be protected: set \
+                "{address} is not on this machine, so connections to it must be encrypted: set \
                  identity = \"/etc/understudy/cluster.pem\" in [tls]; understudy init makes the file"
             ),
         ))

@@ -112,7 +112,7 @@ impl<'a> Known<'a> {
                 "It belongs to the top level, before the first [table].".to_owned()
             }
             (Some((other, _)), _) => format!("It belongs to [{other}]."),
-            (None, Some(near)) => format!("Did you mean \"{near}\"?"),
+            (None, Some(near)) => format!("Perhaps you mean \"{near}\"."),
             (None, None) => format!("Known keys are {}.", known.join(", ")),
         }
     }

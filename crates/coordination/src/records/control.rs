@@ -132,7 +132,7 @@ impl Control {
 pub enum EditError {
     /// It was changed since it was read.
     #[error(
-        "somebody else changed the configuration: it was version {expected}, now it is {found}; look at it again"
+        "the configuration was changed meanwhile: it was version {expected}, and is {found} now; read it again"
     )]
     Changed {
         /// The version that the edit was made from.
@@ -147,7 +147,7 @@ pub enum EditError {
         by: String,
     },
     /// The registry answered so late that another editor may have come in between.
-    #[error("the zones were too slow to change the configuration safely; look whether it changed")]
+    #[error("the zones were too slow to change the configuration safely; check whether it changed")]
     TooSlow,
     /// The request is invalid.
     #[error("{0}")]

@@ -281,8 +281,8 @@ impl Inner {
                         (None, Err(error)) if error.kind() == ErrorKind::Corrupt => {
                             tracing::error!(
                                 %error,
-                                "a zone cannot be given its copy of a block: whatever the block belongs to has to be \
-                                 removed or made anew"
+                                "a zone cannot be given its copy of a block: the index or table that it belongs to \
+                                 has to be removed or recreated"
                             )
                         }
                         (None, _) => {}

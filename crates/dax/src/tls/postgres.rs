@@ -197,7 +197,7 @@ impl PostgresClient {
             TlsError::InvalidCertificate(why) => format!("its certificate cannot be used: {why}"),
             other => other.to_string(),
         };
-        let message = format!("{address} does not prove who it is: {why}");
+        let message = format!("{address} does not show a trusted certificate: {why}");
         Error::new(ErrorKind::Denied, message)
     }
 }

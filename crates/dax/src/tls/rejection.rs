@@ -20,7 +20,7 @@ pub enum Rejection {
     NoCertificate,
     /// It speaks plaintext, or something else.
     NoTls,
-    /// It refuses our certificate.
+    /// It refuses this machine's certificate.
     Refused(String),
     /// Anything else.
     Other(String),
@@ -94,7 +94,7 @@ impl fmt::Display for Rejection {
             ),
             Rejection::Refused(why) => write!(
                 f,
-                "refuses our certificate ({why}): every machine needs the same identity file, or \
+                "refuses this machine's certificate ({why}): every machine needs the same identity file, or \
                  certificates of the same authority"
             ),
             Rejection::Other(why) => write!(f, "breaks the rules of TLS: {why}"),

@@ -78,8 +78,8 @@ pub(super) async fn note(
         tracing::warn!(
             %before,
             now = %installed,
-            "a newer version of {} takes the database: nodes that have the older one cannot take over any more, and \
-             the server's own upgrade program may have to be run",
+            "a newer version of {} opens the database: nodes that have the older one can no longer take over, and the \
+             server's own upgrade program may have to be run",
             facts.engine
         );
     }

@@ -49,7 +49,7 @@ fn a_command_says_how_it_is_started_and_found_ready() {
 #[test]
 fn unknown_keys_and_other_kinds_are_refused() {
     let unknown = with("kind = \"mariadb\"\nprot = 1").unwrap_err();
-    assert_eq!(unknown.hint(), Some("Did you mean \"port\"?"));
+    assert_eq!(unknown.hint(), Some("Perhaps you mean \"port\"."));
     assert!(with("kind = \"oracle\"").is_err());
     assert!(refusal("kind = \"mariadb\"\nport = 0").contains("65535"));
 }

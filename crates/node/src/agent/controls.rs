@@ -55,7 +55,8 @@ async fn read_forms(storage: &dyn Storage, written: &watch::Sender<Option<Forms>
             if changed && !forms.is_known() {
                 tracing::error!(
                     %forms,
-                    "the volume may have forms that this program does not read: this node takes nothing over; upgrade it"
+                    "the volume may have formats that this program does not read: this node does not take over; \
+                     upgrade it"
                 );
             } else if changed {
                 tracing::info!(%forms, "forms that may be written");

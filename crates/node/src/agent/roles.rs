@@ -92,7 +92,8 @@ async fn next_active(
 /// The heartbeat that the owner of `grant` has not written, after `last`.
 fn silent(grant: &EpochGrant, last: Heartbeat) -> Box<Heartbeat> {
     let node = node_of(grant).unwrap_or_else(|| last.node.clone());
-    tracing::info!(owner = %node, epoch = %grant.epoch, "following who owns the epoch and has not beaten yet");
+    tracing::info!(owner = %node, epoch = %grant.epoch, "following the owner of the epoch, which has written no \
+        heartbeat yet");
     Box::new(Heartbeat {
         epoch: grant.epoch,
         counter: 0,
@@ -151,7 +152,7 @@ impl Life {
         orders: &mut mpsc::Receiver<Order>,
     ) -> Result<()> {
         let beat = self.beat.clone().ok_or_else(|| {
-            AgentError::Refused("nobody ever served whom a standby could follow".to_owned())
+            AgentError::Refused("no node was ever active that a standby could follow".to_owned())
         })?;
         let joining = async {
             let storage = self.storage(context).await?;

@@ -14,7 +14,7 @@ const RESERVED: &[(&str, &str)] = &[
     ("data_directory", "the node mounts it itself; see \"data\""),
     (
         "unix_socket_directories",
-        "whoever reaches the agent's socket is superuser, so it stays in <data>/run",
+        "every client of the agent's socket is superuser, so it stays in <data>/run",
     ),
     ("external_pid_file", "the agent keeps its own"),
     ("hot_standby", "standbys always answer queries"),

@@ -59,7 +59,7 @@ impl StandbyConfig {
     pub(super) fn check(&self) -> Result<(), ConfigError> {
         if self.prefetch > PREFETCH_MAX {
             let why = format!(
-                "{} reads at the same time help nobody; use at most {PREFETCH_MAX}",
+                "{} parallel reads are too many; use at most {PREFETCH_MAX}",
                 self.prefetch
             );
             return Err(ConfigError::invalid("standby.prefetch", why));

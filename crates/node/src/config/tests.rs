@@ -114,7 +114,7 @@ fn unknown_keys_are_refused_with_line_and_near_match() {
         (
             with("[heartbeat]\nintervall = \"1s\"\n"),
             "line 9: unknown key \"heartbeat.intervall\"",
-            "Did you mean \"interval\"?",
+            "Perhaps you mean \"interval\".",
         ),
         (
             with("poll = \"1s\"\n"),
@@ -124,7 +124,7 @@ fn unknown_keys_are_refused_with_line_and_near_match() {
         (
             Config::parse(&top),
             "line 1: unknown key \"nmae\"",
-            "Did you mean \"name\"?",
+            "Perhaps you mean \"name\".",
         ),
         (
             with("[colours]\n"),

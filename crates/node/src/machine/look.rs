@@ -195,7 +195,7 @@ impl Machine {
             (true, true) => "the cluster is paused: resume",
             (true, false) => "this node is tagged nofailover: start another one",
         };
-        let text = format!("nobody serves, but {why}, or order a failover");
+        let text = format!("no node is active, but {why}, or order a failover");
         vec![Effect::Alarm(text)]
     }
 

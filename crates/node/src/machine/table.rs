@@ -218,7 +218,7 @@ pub const TRANSITIONS: &[Transition] = &[
         &[FENCE],
         EventKind::Control,
         &[CatchingUp],
-        "nothing has been changed yet, and nobody ordered the takeover",
+        "nothing has been changed yet, and no operator ordered the takeover",
     ),
     row(
         &[FENCE],
@@ -260,7 +260,7 @@ pub const TRANSITIONS: &[Transition] = &[
         &[Serving],
         EventKind::RestartAsked,
         &[Restarting],
-        "same epoch, same mount; its heartbeat continues, so nobody takes over",
+        "same epoch, same mount; its heartbeat continues, so no standby takes over",
     ),
     row(
         &[Restarting],

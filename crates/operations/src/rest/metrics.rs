@@ -115,7 +115,7 @@ pub(super) fn metrics(facts: &Facts, status: &Value, backups: &Value) -> String 
     );
     page.gauge(
         "understudy_paused",
-        "1 if nobody takes over by itself",
+        "1 if no standby takes over by itself",
         status["paused"].as_bool().and_then(flag),
     );
     page.gauge(

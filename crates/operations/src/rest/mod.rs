@@ -181,7 +181,8 @@ impl Rest {
         if token.is_some() && tls.is_none() && !config.listen.is_local() {
             tracing::warn!(
                 %address,
-                "tokens are sent over plain HTTP, where anybody on the network can read them; set a certificate in [rest]"
+                "tokens are sent over plain HTTP, where others on the network can read them; set a certificate in \
+                 [rest]"
             );
         }
         let shared = Shared {

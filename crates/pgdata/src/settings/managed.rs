@@ -29,7 +29,7 @@ const CONTROLLED: &[(&str, &str)] = &[
     ("config_file", "it is in the volume"),
     (
         "unix_socket_directories",
-        "whoever reaches the agent's socket is superuser, so it stays in <data>/run",
+        "every client of the agent's socket is superuser, so it stays in <data>/run",
     ),
     ("external_pid_file", "the agent keeps its own"),
     (

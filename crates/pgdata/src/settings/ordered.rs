@@ -35,8 +35,8 @@ pub fn why_strict(configuration: &Configuration) -> Option<String> {
     let names = configuration.get(NAMES).map(str::trim).unwrap_or_default();
     if !names.is_empty() {
         return Some(format!(
-            "{NAMES} = '{names}' names standbys of the operator's, which would have to connect to this server, and \
-             beside an ordered log nobody can; make it empty, or set [storage] wal_sync = \"strict\""
+            "{NAMES} = '{names}' names standbys that would have to connect to this server, and none can beside an \
+             ordered log; make it empty, or set [storage] wal_sync = \"strict\""
         ));
     }
     let waits = configuration.get("synchronous_commit").map(str::trim);

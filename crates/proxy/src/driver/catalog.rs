@@ -311,7 +311,8 @@ async fn learn(login: OwnLogin, cluster: Arc<Cluster>, database: String, to: Fun
         Err(error) if to.read().is_unread => tracing::warn!(
             error = &error as &dyn std::error::Error,
             database,
-            "functions cannot be read: until they can, clients wait to be let in, and what they run is taken to do anything"
+            "functions cannot be read: until they can, clients wait to log in, and each of their functions counts as \
+             one that may do anything"
         ),
         Err(error) => tracing::debug!(%error, database, "functions were not read again"),
     }

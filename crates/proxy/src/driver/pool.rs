@@ -268,7 +268,7 @@ impl Pool {
         topology: &Topology,
         believes: bool,
     ) -> Result<Conn, LoginError> {
-        let unknown = || LoginError::Unavailable("nobody is known to be active".to_owned());
+        let unknown = || LoginError::Unavailable("no node is known to be active".to_owned());
         let (address, role) = match place {
             Place::Active => {
                 let address = topology.active.clone().ok_or_else(unknown)?;
@@ -286,7 +286,7 @@ impl Pool {
             let is_it = server.run.and_then(|run| topology.is_actives_run(run));
             if is_it == Some(false) && !believes {
                 conn.close();
-                let why = format!("{address} has been started again, and nobody said why yet");
+                let why = format!("{address} has restarted, and the reason is not known yet");
                 return Err(LoginError::Unavailable(why));
             }
             server.is_vouched_for = is_it == Some(true);

@@ -50,7 +50,9 @@ fn tell(cluster: &Cluster, is_unproven: bool) {
     }
     match is_unproven {
         true => {
-            tracing::warn!("the active does not prove that it still is: its answers are held back")
+            tracing::warn!(
+                "the active does not prove that it is still active: its answers are held back"
+            )
         }
         false => tracing::info!("the active proves that it still is"),
     }

@@ -52,7 +52,7 @@ pub async fn show(args: cli::ShowConfig) -> anyhow::Result<Code> {
 fn not_read(version: u64, error: OperateError) -> anyhow::Error {
     let message = format!("version {version} is stored, but {error}");
     Failure::new(Code::Failed, message)
-        .advise("Who has not read it goes by the version before; a parameter may wait for a restart as well.")
+        .advise("Nodes that have not read it use the version before; a parameter may also wait for a restart.")
         .into()
 }
 

@@ -41,7 +41,10 @@ async fn change(asking: &cli::Asking, to: Option<NodeName>, how: How) -> anyhow:
 
 pub(super) fn explain(error: HandoverError) -> anyhow::Error {
     let (code, advice) = match error {
-        HandoverError::NoCandidate(_) => (Code::Refused, "See who is what: understudy status."),
+        HandoverError::NoCandidate(_) => (
+            Code::Refused,
+            "See the roles of the nodes: understudy status.",
+        ),
         HandoverError::NobodyServes => (
             Code::Refused,
             "Have a standby take over: understudy failover.",

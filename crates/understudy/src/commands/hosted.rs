@@ -62,7 +62,8 @@ pub(super) async fn init(config: engine::config::Config, args: cli::Init) -> any
         );
         if !created.password {
             println!(
-                "{:21}root has no password, so nobody can log in over the network: create users in the session, or \
+                "{:21}root has no password, so logging in over the network is impossible: create users in the \
+                 session, or \
                  give init a --password-file",
                 ""
             );

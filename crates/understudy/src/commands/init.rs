@@ -76,7 +76,8 @@ fn next_steps(config: &Config, file: &Path, created: &Created) -> String {
     let password = match created.superuser_password {
         SuperuserPassword::Set => format!("{user} logs in with the password that was given"),
         SuperuserPassword::None => format!(
-            "{user} has no password, so nobody can log in over the network: set one in the session with \\password"
+            "{user} has no password, so logging in over the network is impossible: set one in the session with \
+             \\password"
         ),
         SuperuserPassword::Imported => {
             "roles and passwords are those of the imported database".to_owned()
@@ -148,12 +149,12 @@ mod tests {
             "understudy node --config /etc/n.toml",
             "understudy psql --config /etc/n.toml",
             "port=5432,5432 user=postgres target_session_attrs=read-write",
-            "no password, so nobody can log in over the network",
+            "no password, so logging in over the network is impossible",
             "listen_addresses and pg_hba.conf",
         ] {
             assert!(none.contains(part), "{part:?} is not in: {none}");
         }
-        assert!(!told(SuperuserPassword::Set).contains("nobody can log in"));
+        assert!(!told(SuperuserPassword::Set).contains("logging in over the network"));
         assert!(told(SuperuserPassword::Imported).contains("imported database"));
     }
 }

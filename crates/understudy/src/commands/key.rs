@@ -16,14 +16,14 @@ pub fn run(args: cli::Key) -> anyhow::Result<Code> {
     if let Some(path) = &args.new_identity {
         new_identity(path)?;
         eprintln!(
-            "{} holds a new identity: copy it to every machine of the cluster, and to nobody else",
+            "{} holds a new identity: copy it to every machine of the cluster, and nowhere else",
             path.display()
         );
     }
     if let Some(path) = &args.new_secret {
         write_new(path, &Secret::random()?.to_hex())?;
         eprintln!(
-            "{} holds a new secret: copy it to every zone, and to nobody else",
+            "{} holds a new secret: copy it to every zone, and nowhere else",
             path.display()
         );
     }

@@ -63,7 +63,7 @@ pub(super) fn notes(control: &Control) -> String {
             .map_or(String::new(), |r| format!(": {r}"));
         let since = utc(paused.since_unix_ms);
         out += &format!(
-            " PAUSED since {since} UTC by {}{reason}; nobody takes over by itself\n",
+            " PAUSED since {since} UTC by {}{reason}; no standby takes over by itself\n",
             paused.by
         );
     }

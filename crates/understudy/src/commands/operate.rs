@@ -39,7 +39,7 @@ pub async fn pause(args: cli::Pause) -> anyhow::Result<Code> {
     Ok(said(
         &args.asking,
         done,
-        "paused: nobody takes over by itself",
+        "paused: no standby takes over by itself",
     ))
 }
 
@@ -93,7 +93,7 @@ pub async fn reload(args: cli::Reload) -> anyhow::Result<Code> {
         .await
         .map_err(explain)?;
     for (node, why) in &silent {
-        eprintln!("understudy: {node} was not told: {why}");
+        eprintln!("understudy: {node} was not reached: {why}");
     }
     let names: Vec<_> = silent.iter().map(|(node, _)| node).collect();
     said(
@@ -187,9 +187,10 @@ pub(super) fn explain(error: OperateError) -> anyhow::Error {
         OperateError::Handover(error) => return failover::explain(error),
         OperateError::Channel(error) => return error.into(),
         OperateError::Record(error) => return error.into(),
-        OperateError::NoSuchNode(_) | OperateError::Refused(_) => {
-            (Code::Refused, "See who is what: understudy list.")
-        }
+        OperateError::NoSuchNode(_) | OperateError::Refused(_) => (
+            Code::Refused,
+            "See the roles of the nodes: understudy list.",
+        ),
         OperateError::NotInTime(_) => (Code::Failed, "See what the nodes say: understudy status."),
         other => return other.into(),
     };

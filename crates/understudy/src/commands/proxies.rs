@@ -19,7 +19,7 @@ pub(super) fn lines(proxies: Option<&Value>) -> String {
 fn line(proxy: &Proxy) -> String {
     let name = &proxy.who.node;
     let Some(report) = &proxy.report else {
-        return format!("proxy {name}: has told nothing yet\n");
+        return format!("proxy {name}: has reported nothing yet\n");
     };
     let waiting = match report.waiting {
         0 => String::new(),

@@ -146,7 +146,7 @@ async fn way(config: &Config, me: &Party, member: &Member) -> Result<Way, Channe
 
 fn no_active() -> anyhow::Error {
     let message = format!("no node became the active within {ACTIVE_WITHIN:?}");
-    let advice = "understudy status tells what the nodes do.";
+    let advice = "understudy status shows what the nodes do.";
     Failure::new(Code::Unavailable, message)
         .advise(advice)
         .into()

@@ -161,7 +161,7 @@ async fn exchange(args: &Exchanging, wanted: Wanted, careful: bool) -> anyhow::R
     if !done {
         let failure = Failure::new(Code::Failed, "the exchange was given up");
         return Err(failure
-            .advise("See who the zones are: understudy zone list.")
+            .advise("List the zones: understudy zone list.")
             .into());
     }
     if !asking.json {

@@ -212,7 +212,7 @@ async fn a_zone_on_an_old_copy_of_its_directory_is_rebuilt() -> Result<()> {
     stage.cluster.start_zone(3)?;
     let log = stage.cluster.logs().join("zone-3.log");
     let deadline = tokio::time::Instant::now() + TIMEOUT;
-    let said = "is an earlier state of itself";
+    let said = "holds an earlier state";
     while !std::fs::read_to_string(&log)?.contains(said) || !stage.counts_everywhere()? {
         ensure!(tokio::time::Instant::now() < deadline, "it is not rebuilt");
         tokio::time::sleep(Duration::from_millis(200)).await;

@@ -99,7 +99,7 @@ async fn what_cannot_work_is_refused_with_a_remedy() -> Result<()> {
             "name = ",
             "nmae = \"x\"\nname = ",
             2,
-            "Did you mean \"name\"",
+            "Perhaps you mean \"name\"",
         ),
         ("node", "/bin\"", "/no-bin\"", 1, "Set postgres.bin"),
         (

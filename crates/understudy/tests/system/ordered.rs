@@ -282,7 +282,7 @@ async fn a_server_that_refuses_the_agent_stops_although_sessions_cannot_end() ->
         "{active} was restarted without a checkpoint"
     );
     stage.commits(200).await?;
-    let said = "sessions that end wait for confirmations that nobody gives";
+    let said = "ending sessions wait for confirmations that do not come";
     ensure!(stage.cluster.agent_log_lines(said).len() >= 1);
     stage.check_database().await?;
     // The refusals are in the server's log.

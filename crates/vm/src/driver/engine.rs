@@ -262,8 +262,9 @@ impl Engine {
             Ok(_) => hub.act(|guard, out| guard.durable(life, out)),
             // The guest's own will fail as well.
             Err(error) => hub.report_trouble(format!(
-                "the machine's disk cannot be synced: {error}. It gets no standby. What clients were told before it began to run here \
-                 is on the other host's disk: stop this host, and start the machine there with understudy vm start-from-disk"
+                "the machine's disk cannot be synced: {error}. It gets no standby. Output that clients got before it \
+                 began to run here is on the other host's disk: stop this host, and start the machine there with \
+                 understudy vm start-from-disk"
             )),
         }
         };

@@ -16,9 +16,9 @@ use crate::network::Protection;
 const HANDS_OVER_WITHIN: Duration = Duration::from_secs(15);
 
 /// Why nobody starts the machine.
-const DOUBTFUL: &str = "the machine ran here last, and this host restarted before all that clients had been told was synced to its disk. Nobody \
-    starts the machine before you say where: understudy vm start-from-disk on the host whose disk you trust; the other host's has \
-    what clients were told before the machine began to run here";
+const DOUBTFUL: &str = "the machine ran here last, and this host restarted before all acknowledged output was synced \
+    to its disk. The machine starts only where you say: run understudy vm start-from-disk on the host whose disk you \
+    trust; the other host's disk has the output of the time before the machine began to run here";
 
 /// What a host says of itself.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]

@@ -94,7 +94,7 @@ impl ImageError {
             ImageError::Program { .. } => {
                 Some("If packages are not found, see the sources of apt on this host.")
             }
-            ImageError::Damaged { .. } => Some("Make it anew with \"understudy vm create\"."),
+            ImageError::Damaged { .. } => Some("Create it again with \"understudy vm create\"."),
             ImageError::System { .. } => None,
         }
     }

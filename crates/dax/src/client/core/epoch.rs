@@ -273,6 +273,6 @@ impl Claim {
 fn lost_to(winner: &EpochGrant) -> Error {
     Error::new(
         ErrorKind::Conflict,
-        format!("{} owns {} by now", winner.owner, winner.epoch),
+        format!("{} owns {} now", winner.owner, winner.epoch),
     )
 }

@@ -174,7 +174,7 @@ pub(super) fn warnings(
     if page_bytes > block_bytes {
         warnings.push(format!(
             "InnoDB's pages of {page_bytes} bytes do not fit the volume's blocks of {block_bytes}: every page is \
-             written twice (innodb_doublewrite). Hint: make the volume with blocks as large as the pages."
+             written twice (innodb_doublewrite); make the volume with blocks as large as the pages"
         ));
     } else if value(DOUBLEWRITE).is_some_and(is_on) {
         warnings.push(

@@ -21,9 +21,9 @@ pub(super) fn order(storage: Arc<dyn Storage>, order: Order) {
         let answer = match recorded.await {
             Ok(Ok(())) => Ok(json!({ "members": storage.membership() })),
             Ok(Err(error)) => Err(error.to_string()),
-            Err(_) => {
-                Err("too few zones have recorded it so far: it goes on when they answer".to_owned())
-            }
+            Err(_) => Err(
+                "too few zones have recorded it so far: it continues when they answer".to_owned(),
+            ),
         };
         // Whoever asked may have gone.
         let _ = order.answer.send(answer);

@@ -70,7 +70,7 @@ impl Freezing {
                 // Nobody beats any more; the server is about to be killed.
                 return;
             }
-            tracing::info!("this node still owns the volume: PostgreSQL goes on");
+            tracing::info!("this node still owns the volume: PostgreSQL continues");
             self.signal(leftovers::thaw).await;
         }
     }

@@ -143,8 +143,8 @@ impl Active {
             () = self.sessions_stay() => {}
         }
         tracing::warn!(
-            "sessions that end wait for confirmations that nobody gives: PostgreSQL is stopped without a checkpoint, and \
-             who takes over replays the log"
+            "ending sessions wait for confirmations that do not come: PostgreSQL is stopped without a checkpoint, and \
+             the next active replays its WAL"
         );
         Ok(self.postgres.stop(StopMode::Immediate, STOP_WITHIN).await?)
     }

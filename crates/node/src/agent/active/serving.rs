@@ -113,7 +113,7 @@ pub(super) async fn kill_unfollowed(postgres: &Postgres, at: Lsn) -> Event {
         "its log cannot be followed behind {at}, so nothing behind that would ever be confirmed or shown to standbys"
     );
     tracing::error!(
-        "PostgreSQL is killed, for somebody to take over: {report}. This is a bug: keep the log, and tell"
+        "PostgreSQL is killed, so that a standby takes over: {report}; this is a bug: keep the log, and report it"
     );
     // A clean stop would wait for confirmations, and end with nothing that may be sealed. If it hangs in the kernel, its
     // mount is aborted later.

@@ -54,12 +54,12 @@ impl Follower<'_> {
         // Every restart of a standby's PostgreSQL is a fresh attach (N4).
         let answer = match order.request {
             Request::Restart => {
-                self.must_reattach("an operator wants it restarted");
+                self.must_reattach("an operator ordered a restart");
                 "restarting"
             }
             Request::Reinitialize => {
                 self.forgets = true;
-                self.must_reattach("an operator wants it to begin anew");
+                self.must_reattach("an operator ordered it recreated");
                 "reinitializing"
             }
             Request::Reload { journal } => {

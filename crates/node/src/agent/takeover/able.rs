@@ -86,8 +86,8 @@ fn not_understood(error: Error) -> AgentError {
     };
     match is_for_good {
         true => AgentError::Refused(format!(
-            "{error}: this program does not understand what is stored, so it takes nothing over, and fences nobody; was it \
-             written by a newer release?"
+            "{error}: this program cannot read the stored data, so it does not take over and fences no node; a newer \
+             release may have written the data"
         )),
         false => error.into(),
     }

@@ -66,7 +66,9 @@ impl Question {
             match session.snapshot_end().await {
                 Ok(end) => return (end, session),
                 // The session may have given way to redo.
-                Err(error) => tracing::debug!(%error, "asking anew which transaction ids are used"),
+                Err(error) => {
+                    tracing::debug!(%error, "asking again which transaction ids are used")
+                }
             }
             tokio::time::sleep(OPEN_AGAIN).await;
             session = open(&self.server).await;
@@ -79,7 +81,7 @@ async fn open(server: &StartOptions) -> Session {
     loop {
         match Session::open(&server.run, server.port, &server.superuser).await {
             Ok(session) => return session,
-            Err(error) => tracing::debug!(%error, "the standby does not let anybody in yet"),
+            Err(error) => tracing::debug!(%error, "the standby accepts no connections yet"),
         }
         tokio::time::sleep(OPEN_AGAIN).await;
     }

@@ -131,7 +131,7 @@ pub(crate) async fn fence(
         // A race in which that one was first, and has been fenced by this node. Nobody serves now, so it is no reason to
         // follow anybody; but what that one wrote is not what this node has followed.
         return Err(AgentError::Refused(format!(
-            "{} owned epoch {} and began to take over before {} got epoch {epoch}: this one begins anew",
+            "{} owned epoch {} and began to take over before {} got epoch {epoch}: this node starts its takeover again",
             last.node, last.epoch, context.me.node
         )));
     }
@@ -375,7 +375,7 @@ async fn keep_making_way(standby: &Standby) -> Infallible {
             // It does not let anybody in yet, or the agent's own session gave way to redo.
             Ok(Err(error)) => tracing::debug!(%error, "no way was made for redo this time"),
             Err(_) => {
-                tracing::debug!("PostgreSQL does not answer: trying anew to make way for redo")
+                tracing::debug!("PostgreSQL does not answer: trying again to make way for redo")
             }
         }
         tokio::time::sleep(MAKE_WAY_EVERY).await;

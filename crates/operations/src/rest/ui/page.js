@@ -244,11 +244,11 @@ function nodesTree(state, origin) {
   return nodes.map((node) => nodeTree(node, origin));
 }
 
-/// A proxy as it tells of itself; one that has told nothing yet has a name alone.
+/// A proxy as it tells of itself; one that has reported nothing yet has a name alone.
 function proxyTree(proxy) {
   const report = proxy.report || {};
   const waits = report.waiting > 0;
-  const [level, word] = !proxy.report ? ['none', 'has told nothing yet'] : waits ? ['warn', 'clients wait'] : ['ok', 'serves'];
+  const [level, word] = !proxy.report ? ['none', 'has reported nothing yet'] : waits ? ['warn', 'clients wait'] : ['ok', 'serves'];
   const reads = known(report.on_standbys) && known(report.on_active) ? report.on_standbys + report.on_active : 0;
   const share = reads > 0 ? `${Math.round((100 * report.on_standbys) / reads)} % of ${thousands(reads)}` : null;
   const undecided = report.in_doubt_unknown > 0 ? `, ${thousands(report.in_doubt_unknown)} not decided` : '';

@@ -121,9 +121,7 @@ impl Session {
         if let Some(deferred_error) = deferred_error {
             out.client.extend_from_slice(&deferred_error);
         } else if self.status == b'T' && !batch.has_failed {
-            tracing::warn!(
-                "a transaction was rolled back of which its client had heard of no error"
-            );
+            tracing::warn!("a transaction was rolled back, and its client had received no error");
             Refusal::error("40001", "the transaction was rolled back")
                 .hint("Try the transaction again.")
                 .put(&mut out.client);

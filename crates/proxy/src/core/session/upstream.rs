@@ -251,7 +251,7 @@ impl Session {
             tracing::warn!(
                 code = %String::from_utf8_lossy(fields.code),
                 error = %String::from_utf8_lossy(fields.message),
-                "a server cannot reach its files: it is taken for lost"
+                "a server cannot reach its files: it counts as lost"
             );
             self.dying_word = Some(Bytes::copy_from_slice(bytes));
             self.server_lost(cx, out);

@@ -180,7 +180,7 @@ impl Giver {
             Ok(()) => tracing::info!("another process serves from now on"),
             Err(error) => tracing::error!(
                 error = error as &dyn std::error::Error,
-                "no restart: this process goes on"
+                "no restart: this process continues"
             ),
         }
         if let Some(request) = self.request.take() {

@@ -81,10 +81,10 @@ pub enum TakeoverError {
     #[error("unexpected message from the previous process")]
     Nonsense,
     /// This process did not learn of the cluster what the predecessor knows.
-    #[error("the cluster did not tell in time who is active")]
+    #[error("the cluster did not name its active in time")]
     Unknowing,
     /// The predecessor goes on itself.
-    #[error("the process before this one goes on")]
+    #[error("the process before this one continues")]
     Abandoned,
 }
 

@@ -143,7 +143,7 @@ impl Beat {
         Beat(tokio::spawn(async move {
             loop {
                 if let Err(error) = beat(storage.as_ref(), &me, &said).await {
-                    tracing::warn!(%error, "the registry does not hear that the archive goes on");
+                    tracing::warn!(%error, "cannot write the archive's state to the zones");
                 }
                 tokio::time::sleep(SAY_EVERY).await;
             }
@@ -268,7 +268,7 @@ impl Archive {
         }
         tracing::warn!(
             error = format!("{error:#}"),
-            "no image is copied; the log is"
+            "no image is copied; WAL still is"
         );
         self.say_trouble(&error).await;
         source.let_image_go().await?;
@@ -289,7 +289,7 @@ impl Archive {
             }
             Copied::Later => Ok(false),
             Copied::Gap(at) => {
-                tracing::warn!(from = %at, "the zones do not have the log any more: a new image begins");
+                tracing::warn!(from = %at, "the zones no longer have the WAL that follows: a new image begins");
                 Ok(true)
             }
         }
@@ -412,7 +412,7 @@ impl Archive {
         };
         let stored = state.store(self.registry.storage.as_ref());
         let stored = tokio::time::timeout(TRY_AGAIN, stored).await;
-        tracing::debug!(?stored, "the failure is told");
+        tracing::debug!(?stored, "the failure is reported");
     }
 }
 

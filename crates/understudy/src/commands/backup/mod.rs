@@ -150,7 +150,7 @@ async fn expire_now(args: cli::ExpireBackups) -> anyhow::Result<Code> {
     if args.from.json {
         println!("{}", json!(expired));
     } else if expired.is_copying {
-        println!("somebody copies into the repository: nothing was removed");
+        println!("a copy into the repository is under way: nothing was removed");
     } else {
         println!(
             "removed: {} images, {} segments of the log, {} pieces with {} MB; {} more pieces that no image has go after {}",

@@ -62,7 +62,7 @@ impl Schedule {
             match status.success() {
                 true => tracing::info!("a restore was tried, and all was well"),
                 false => {
-                    tracing::error!(%status, "a restore was tried and FAILED: see understudy timeline")
+                    tracing::error!(%status, "a test restore failed: see understudy timeline")
                 }
             }
             self.running = None;

@@ -115,7 +115,7 @@ function proxiesAreShownIfThereAreAny() {
   };
   const { proxies } = drawn(healthy({ proxies: [{ who: { node: 'app' }, report }, { who: { node: 'new' } }] }), []);
   equal('names', [...proxies.querySelectorAll('h3')].map((e) => e.textContent), ['app', 'new']);
-  for (const text of ['10.0.0.9:6432', '12, 3 wait', '75 % of 1,000', '4 commits, 1 not decided', 'has told nothing yet']) {
+  for (const text of ['10.0.0.9:6432', '12, 3 wait', '75 % of 1,000', '4 commits, 1 not decided', 'has reported nothing yet']) {
     holds(text, proxies.textContent.includes(text));
   }
 }
