@@ -283,7 +283,7 @@ impl Committer {
                 Err(e) => error(&e),
                 Ok(()) if Some(run) != self.shared.runs.current() => error(&Error::new(
                     ErrorKind::Conflict,
-                    "the zone has been started anew since",
+                    "the zone has restarted since",
                 )),
                 Ok(()) => went_back(&volume, Forgiven { run, lift }, round),
             },

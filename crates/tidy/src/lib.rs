@@ -13,6 +13,7 @@ pub mod lengths;
 pub mod lexer;
 pub mod links;
 pub mod mentions;
+pub mod messages;
 pub mod reference;
 pub mod sentences;
 pub mod tree;

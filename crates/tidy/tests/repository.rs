@@ -5,7 +5,9 @@ use std::sync::{Mutex, OnceLock};
 use tidy::exceptions::{Comparison, Counts, Exceptions, Groups, compare_counts, compare_groups};
 use tidy::tree::Repository;
 use tidy::wording::Places;
-use tidy::{circles, figures, hazards, lengths, links, mentions, reference, sentences, wording};
+use tidy::{
+    circles, figures, hazards, lengths, links, mentions, messages, reference, sentences, wording,
+};
 
 /// Most places that a message lists for each area.
 const MOST_LISTED: usize = 10;
@@ -194,6 +196,22 @@ fn comments_name_documents_that_exist() {
     let repository = repository();
     let absent = mentions::absent(&repository.sources, &repository.paths);
     nothing("Comments name documents that are not here:", absent);
+}
+
+#[test]
+fn operators_find_each_message() {
+    let repository = repository();
+    let page = repository
+        .documents
+        .iter()
+        .find(|document| document.path == messages::PAGE);
+    let page = page.map_or("", |page| page.text.as_str());
+    let complaints = messages::missing(&repository.sources, page);
+    nothing(
+        "docs/operate/troubleshooting.md lacks messages. Add a row with the message, what it means, and what to do, or \
+         an exception to tidy's messages.rs if an operator cannot meet it:",
+        complaints,
+    );
 }
 
 #[test]

@@ -338,7 +338,7 @@ async fn feedback_connections(client: &Client) -> Result<Vec<String>> {
     Ok(rows.iter().map(|row| row.get(0)).collect())
 }
 
-async fn wait_for_feedback(client: &Client, names: &[&str]) -> Result<()> {
+pub async fn wait_for_feedback(client: &Client, names: &[&str]) -> Result<()> {
     let deadline = Instant::now() + TIMEOUT;
     loop {
         let found = feedback_connections(client).await?;
@@ -367,7 +367,7 @@ async fn wait_until_held(active: &Client, reader: &Client) -> Result<()> {
 }
 
 /// Appends to a node's configuration.
-fn append(stage: &Stage, node: &str, text: &str) -> Result<()> {
+pub fn append(stage: &Stage, node: &str, text: &str) -> Result<()> {
     let config = &stage.cluster.node(node)?.config;
     let mut file = std::fs::OpenOptions::new().append(true).open(config)?;
     Ok(write!(file, "\n{text}")?)

@@ -5,6 +5,7 @@ use std::path::Path;
 use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
+use cluster::clients::schema::Server;
 use cluster::clients::session::connect;
 use cluster::programs;
 use cluster::stock::Stock;
@@ -13,11 +14,13 @@ use tokio_postgres::Client;
 use tokio_postgres::error::SqlState;
 
 use crate::backups::{take_over, wanted};
+use crate::queries::{append, wait_for_feedback};
 use crate::stage::{Stage, TIMEOUT};
 use crate::verbs::{roles, until};
 
-/// Takeovers of each test; more of them by hand.
+/// Takeovers of each test, and those right behind one another; more of them by hand.
 const TAKEOVERS: (&str, u32) = ("UNDERSTUDY_TEST_TAKEOVERS", 2);
+const IN_A_ROW: (&str, u32) = ("UNDERSTUDY_TEST_IN_A_ROW", 1);
 
 /// A row of the ledger: the client, and the number of its transaction.
 pub type Row = (i32, i64);
@@ -133,22 +136,19 @@ pub async fn miss_nothing(test: &str, bin: &Path) -> Result<()> {
     let publisher = make(&mut stage, &made).await?;
     stage.stop_churn().await;
     let mut consumed: BTreeSet<Row> = ledger(&publisher).await?.into_iter().collect();
-    let subscriber = subscribe(&stage).await?;
-    let subscribed = connect(&subscriber.server().config()).await?;
-    until(
-        "it has copied the table",
-        async || ledger(&subscribed).await,
-        |rows| !rows.is_empty(),
-    )
-    .await?;
+    let mut proxy = stage.cluster.start_proxy(&[]).await?;
+    let subscriber = Subscriber::start(&stage, proxy.server()).await?;
     let takeovers = wanted(TAKEOVERS)?;
-    // Copying the table has a slot of its own.
+    // Copying a table has a slot of its own.
     let look = async || names(&publisher).await;
-    let before = until("the copy ends", look, |names| names.len() == 4).await?;
+    let before = until("the copies end", look, |names| names.len() == 5).await?;
     stage.start_churn();
-    for _ in 0..takeovers {
+    for number in 0..takeovers {
         follow(&mut stage).await?;
-        take_over(&mut stage, 1).await?;
+        match number % 2 {
+            0 => take_over(&mut stage, 1).await?,
+            _ => freeze(&mut stage).await?,
+        }
         let client = active(&mut stage).await?;
         let now = names(&client).await?;
         ensure!(now == before, "{now:?}, and {before:?} before");
@@ -160,6 +160,9 @@ pub async fn miss_nothing(test: &str, bin: &Path) -> Result<()> {
         attached_again(&stage)? == 0,
         "the standbys' slots could follow"
     );
+    // Before its standby has followed.
+    take_over(&mut stage, wanted(IN_A_ROW)?).await?;
+    let before_late = attached_again(&stage)?;
     // One that was made just now, and one that was dropped: no standby knows of it.
     let late = [
         "SELECT pg_drop_replication_slot('copy')",
@@ -170,7 +173,7 @@ pub async fn miss_nothing(test: &str, bin: &Path) -> Result<()> {
     take_over(&mut stage, 1).await?;
     let client = active(&mut stage).await?;
     ensure!(names(&client).await? == changed, "{changed:?}");
-    ensure!(attached_again(&stage)? == 1);
+    ensure!(attached_again(&stage)? == before_late + 1);
     ensure!(!consume(&client, "late").await?.is_empty());
 
     let history = stage.load.take().context("no load")?.stop().await;
@@ -181,46 +184,114 @@ pub async fn miss_nothing(test: &str, bin: &Path) -> Result<()> {
         consumed.iter().copied().eq(all.iter().copied()),
         "the reader has other rows than the table"
     );
-    until(
-        "the subscriber has every row once",
-        async || ledger(&subscribed).await,
-        |rows| *rows == all,
-    )
-    .await?;
+    subscriber.has(&all).await?;
+    proxy.check_running()?;
     ensure!(
         history
             .commits()
             .all(|one| consumed.contains(&(one.client, one.n)))
     );
-    subscribed.batch_execute("DROP SUBSCRIPTION ledger").await?;
-    drop((subscribed, subscriber));
+    subscriber.end().await?;
+    drop(proxy);
     stage.end().await
 }
 
-/// A server that subscribes to the ledger at whoever is the active.
-async fn subscribe(stage: &Stage) -> Result<Stock> {
-    let directory = stage.path().join("subscriber");
-    let bin = stage.cluster.options().bin.clone();
-    let stock = Stock::start(&directory, &bin, Vec::new()).await?;
-    let client = connect(&stock.server().config()).await?;
-    let servers = stage.cluster.names().map(|name| stage.cluster.server(name));
-    let servers = servers.collect::<Result<Vec<_>>>()?;
-    let ports: Vec<String> = servers
-        .iter()
-        .map(|server| server.port.to_string())
-        .collect();
-    let hosts = vec!["127.0.0.1"; ports.len()].join(",");
-    let password = servers[0].password.clone().unwrap_or_default();
-    // The table has no key there: what came twice would stay.
-    let table = "CREATE TABLE understudy_ledger (client integer, n bigint)";
-    let subscription = format!(
-        "CREATE SUBSCRIPTION ledger CONNECTION 'host={hosts} port={} user=postgres dbname=postgres \
-         password={password} target_session_attrs=read-write' PUBLICATION ledger",
-        ports.join(",")
-    );
-    client.batch_execute(table).await?;
-    client.batch_execute(&subscription).await?;
-    Ok(stock)
+/// The active hangs, another node takes over, and the active wakes up.
+async fn freeze(stage: &mut Stage) -> Result<()> {
+    let (old, other) = roles(stage).await?;
+    let paused = stage.clock.now();
+    stage.cluster.node_process(&old).context("it runs")?.pause();
+    stage.cluster.wait_takes_over(&other, TIMEOUT).await?;
+    stage.expect_fenced(&old);
+    stage
+        .cluster
+        .node_process(&old)
+        .context("it runs")?
+        .resume();
+    stage.outage_after(paused).await?;
+    stage.commits(50).await?;
+    stage.cluster.wait_follows(&old, TIMEOUT).await
+}
+
+/// A server that subscribes to the ledger twice: at whoever is the active, and through a proxy.
+struct Subscriber {
+    stock: Stock,
+    /// One for each subscription, in a database of its own.
+    clients: Vec<Client>,
+}
+
+impl Subscriber {
+    async fn start(stage: &Stage, proxy: &Server) -> Result<Subscriber> {
+        let directory = stage.path().join("subscriber");
+        let stock = Stock::start(&directory, &stage.cluster.options().bin, Vec::new()).await?;
+        let servers = stage.cluster.names().map(|name| stage.cluster.server(name));
+        let servers = servers.collect::<Result<Vec<_>>>()?;
+        let password = servers[0].password.clone().unwrap_or_default();
+        let at = |servers: &[Server]| {
+            let hosts: Vec<&str> = servers.iter().map(|server| server.host.as_str()).collect();
+            let ports: Vec<String> = servers
+                .iter()
+                .map(|server| server.port.to_string())
+                .collect();
+            format!(
+                "host={} port={} user=postgres dbname=postgres password={password} target_session_attrs=read-write",
+                hosts.join(","),
+                ports.join(",")
+            )
+        };
+        let mut clients = Vec::new();
+        for (name, publisher) in [
+            ("postgres", at(&servers)),
+            ("proxied", at(std::slice::from_ref(proxy))),
+        ] {
+            let mut config = stock.server().config();
+            if name != "postgres" {
+                let client = connect(&config).await?;
+                client
+                    .batch_execute(&format!("CREATE DATABASE {name}"))
+                    .await?;
+                config.dbname(name);
+            }
+            let client = connect(&config).await?;
+            // The table has no key there: what came twice would stay.
+            let table = "CREATE TABLE understudy_ledger (client integer, n bigint)";
+            client.batch_execute(table).await?;
+            let subscription =
+                format!("CREATE SUBSCRIPTION {name} CONNECTION '{publisher}' PUBLICATION ledger");
+            client.batch_execute(&subscription).await?;
+            until(
+                "it has copied the table",
+                async || ledger(&client).await,
+                |rows| !rows.is_empty(),
+            )
+            .await?;
+            clients.push(client);
+        }
+        Ok(Subscriber { stock, clients })
+    }
+
+    /// Waits until it has these rows, each once, by both ways.
+    async fn has(&self, all: &[Row]) -> Result<()> {
+        for client in &self.clients {
+            until(
+                "the subscriber has every row once",
+                async || ledger(client).await,
+                |rows| rows == all,
+            )
+            .await?;
+        }
+        Ok(())
+    }
+
+    async fn end(self) -> Result<()> {
+        for (client, name) in self.clients.iter().zip(["postgres", "proxied"]) {
+            client
+                .batch_execute(&format!("DROP SUBSCRIPTION {name}"))
+                .await?;
+        }
+        drop(self.stock);
+        Ok(())
+    }
 }
 
 /// Waits until the standby's slots are the active's.
@@ -365,4 +436,61 @@ async fn a_cluster_that_subscribes_gets_each_change_once() -> Result<()> {
     client.batch_execute("DROP SUBSCRIPTION told").await?;
     drop((publisher, stock));
     stage.end().await
+}
+
+/// PostgreSQL 16 and later: a slot that was made on a standby goes on when that node takes over, and then as every slot of an
+/// active.
+pub async fn of_a_standby(test: &str, bin: &Path) -> Result<()> {
+    let mut stage = decoding(test, bin).await?;
+    let (active, standby) = roles(&mut stage).await?;
+    stage.cluster.stop_node(&standby, TIMEOUT)?;
+    append(&stage, &standby, "[standby]\nfeedback = true\n")?;
+    stage.cluster.start_node(&standby)?;
+    stage.cluster.wait_follows(&standby, TIMEOUT).await?;
+    let publisher = connect(&stage.cluster.server(&active)?.config()).await?;
+    wait_for_feedback(&publisher, &[standby.as_str()]).await?;
+    stage.stop_churn().await;
+    let reader = connect(&stage.cluster.server(&standby)?.config()).await?;
+    let made = "SELECT pg_create_logical_replication_slot('mine', 'test_decoding')";
+    let made = async {
+        tokio::select! {
+            // It waits for what the active logs of running transactions.
+            made = reader.batch_execute(made) => made?,
+            never = log_transactions(&publisher) => never?,
+        }
+        anyhow::Ok(())
+    };
+    tokio::time::timeout(TIMEOUT, made).await??;
+    let before: BTreeSet<Row> = ledger(&reader).await?.into_iter().collect();
+    stage.start_churn();
+    stage.commits(100).await?;
+    let mut consumed: BTreeSet<Row> = consume(&reader, "mine").await?.into_iter().collect();
+    ensure!(!consumed.is_empty());
+    for _ in 0..2 {
+        take_over(&mut stage, 1).await?;
+        let client = self::active(&mut stage).await?;
+        let more = consume(&client, "mine").await?;
+        ensure!(!more.is_empty());
+        consumed.extend(more);
+        follow(&mut stage).await?;
+    }
+    stage.load.take().context("no load")?.stop().await;
+    let client = self::active(&mut stage).await?;
+    consumed.extend(consume(&client, "mine").await?);
+    let missing: Vec<Row> = ledger(&client)
+        .await?
+        .into_iter()
+        .filter(|row| !consumed.contains(row) && !before.contains(row))
+        .collect();
+    ensure!(missing.is_empty(), "{missing:?}");
+    stage.end().await
+}
+
+async fn log_transactions(publisher: &Client) -> Result<()> {
+    loop {
+        publisher
+            .batch_execute("SELECT pg_log_standby_snapshot()")
+            .await?;
+        tokio::time::sleep(Duration::from_millis(200)).await;
+    }
 }

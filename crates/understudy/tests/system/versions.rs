@@ -57,6 +57,18 @@ async fn postgresql_18_keeps_slots() -> Result<()> {
 
 #[tokio::test(flavor = "multi_thread")]
 #[ignore = "system test: make test-versions"]
+async fn postgresql_16_goes_on_with_slots_of_a_standby() -> Result<()> {
+    slots::of_a_standby("standby-16", &programs_of(16)?).await
+}
+
+#[tokio::test(flavor = "multi_thread")]
+#[ignore = "system test: make test-versions"]
+async fn postgresql_18_goes_on_with_slots_of_a_standby() -> Result<()> {
+    slots::of_a_standby("standby-18", &programs_of(18)?).await
+}
+
+#[tokio::test(flavor = "multi_thread")]
+#[ignore = "system test: make test-versions"]
 async fn mirror_upgrades_to_postgresql_16_and_back() -> Result<()> {
     mirror_upgrades_and_back(16).await
 }

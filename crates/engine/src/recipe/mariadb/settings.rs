@@ -189,8 +189,8 @@ pub(super) fn warnings(
     }
     if value("innodb_force_recovery").is_some_and(|value| value != "0") {
         warnings.push(
-            "innodb_force_recovery is set: parts of recovery are left out, which can lose data. Hint: dump the \
-             tables, and remove the setting."
+            "innodb_force_recovery is set: parts of recovery are left out, which can lose data; dump the tables, \
+             and remove the setting"
                 .to_owned(),
         );
     }
