@@ -19,30 +19,64 @@ fn major(side: &Side) -> &str {
 
 fn lines(side: &Side, target: &Target, new: &str) -> Vec<String> {
     let old = major(side);
-    let (manager, host, port, user) = (&side.manager, &target.host, target.port, &target.user);
+    let (manager, host, port) = (&side.manager, &target.host, target.port);
+    let role = role(target);
+    // Debian starts at boot whatever start.conf says, which systemctl disable does not change.
     let text = format!(
         "# On the machine of the member of {manager} ({host}, port {port}), with Debian's packages:\n\
          OLD={old}\n\
          {new}\n\
          systemctl stop understudy-mirror@app            # the manager {manager}; app is the name of its file\n\
-         systemctl disable --now postgresql@$OLD-main    # its server; the data stays until you remove it\n\
+         echo manual > /etc/postgresql/$OLD/main/start.conf   # the old server is not started at boot any more\n\
+         systemctl daemon-reload\n\
+         systemctl stop postgresql@$OLD-main             # its data stays until pg_dropcluster $OLD main\n\
          apt-get install postgresql-$NEW                 # makes an empty server\n\
+         test -d /etc/postgresql/$NEW/main || pg_createcluster $NEW main\n\
          pg_conftool $NEW main set port {port}\n\
          pg_conftool $NEW main set listen_addresses '*'\n\
          pg_conftool $NEW main set wal_level logical\n\
-         cp -p /etc/postgresql/$OLD/main/pg_hba.conf /etc/postgresql/$NEW/main/\n\
+         # Settings of your own, such as max_slot_wal_keep_size and ssl_cert_file: in /etc/postgresql/$NEW/main/postgresql.conf.\n\
          systemctl restart postgresql@$NEW-main\n\
-         sudo -u postgres psql -p {port} -c '\\password {user}'   # the password that the managers' files have\n\
-         # In [mirror] of both managers' files: bin = \"/usr/lib/postgresql/VERSION/bin\", of the new version. Then:\n\
+         {role}\
+         cp -p /etc/postgresql/$OLD/main/pg_hba.conf /etc/postgresql/$OLD/main/pg_ident.conf /etc/postgresql/$NEW/main/\n\
+         systemctl reload postgresql@$NEW-main\n\
+         # In [mirror] of this manager's file, if it names bin: bin = \"/usr/lib/postgresql/VERSION/bin\", of the new version. Then:\n\
          systemctl start understudy-mirror@app           # the member is filled while the other one serves"
     );
     text.lines().map(ToOwned::to_owned).collect()
 }
 
+/// The line that gives an empty server the role that managers log in as. PostgreSQL's own is there, and may need a password. It comes
+/// before the old pg_hba.conf, which may let nobody in without one.
+fn role(target: &Target) -> String {
+    let (port, user) = (target.port, &target.user);
+    let password = "# the password that the managers' files have";
+    match (user.as_str(), &target.password) {
+        ("postgres", None) => String::new(),
+        ("postgres", Some(_)) => {
+            format!("runuser -u postgres -- psql -p {port} -c '\\password postgres'   {password}\n")
+        }
+        (_, None) => format!(
+            "runuser -u postgres -- createuser -p {port} --superuser {}\n",
+            quoted(user)
+        ),
+        (_, Some(_)) => format!(
+            "runuser -u postgres -- createuser -p {port} --superuser --pwprompt {}   {password}\n",
+            quoted(user)
+        ),
+    }
+}
+
+/// A word as a shell takes it for one.
+fn quoted(word: &str) -> String {
+    format!("'{}'", word.replace('\'', r"'\''"))
+}
+
 /// Lines that make a mirror of a member that has no second one.
 pub fn second_member() -> Vec<String> {
     let text = "# 1. Make an empty server of the new version, with wal_level = logical.\n\
-         # 2. In [mirror] of this manager's file, put these lines in place of single = true:\n\
+         # 2. In [mirror] of this manager's file, put these lines in place of single = true. If peer_listen is on this machine alone,\n\
+         #    give it an address that the second manager reaches, and set identity in [tls].\n\
          first = true\n\
          peer = \"ADDRESS:7301\"\n\
          other_member = \"host=ADDRESS user=postgres password=PASSWORD dbname=NAME\"\n\
@@ -50,6 +84,7 @@ pub fn second_member() -> Vec<String> {
          # 4. Then:\n\
          understudy mirror check --config FILE\n\
          understudy mirror init --config FILE\n\
-         understudy mirror run --config FILE              # beside each of both members; the second one is filled";
+         systemctl restart understudy-mirror@app          # this manager; app is the name of its file\n\
+         systemctl enable --now understudy-mirror@app     # beside the second member, which is filled";
     text.lines().map(ToOwned::to_owned).collect()
 }

@@ -238,23 +238,76 @@ fn an_upgrade_is_finished_only_if_the_newer_member_is_primary() {
     }
 }
 
+/// The target of a connection string.
+fn target(text: &str) -> crate::driver::config::Target {
+    let tls = proxy::config::ServerTls::default();
+    crate::driver::config::Target::parse("member", text, &tls).expect("valid")
+}
+
+fn has(lines: &[String], wanted: &str) -> bool {
+    lines.iter().any(|line| line.contains(wanted))
+}
+
 #[test]
 fn lines_name_the_member_that_is_replaced() {
-    let tls = proxy::config::ServerTls::default();
-    let target = "host=10.0.0.2 port=5433 user=admin dbname=app";
-    let target = crate::driver::config::Target::parse("member", target, &tls).expect("valid");
+    let target = target("host=10.0.0.2 port=5433 user=admin password=x dbname=app");
     let lines = replacement(&side("north", "15.14"), &side("south", "18.1"), &target);
-    let has = |lines: &[String], wanted: &str| lines.iter().any(|line| line.contains(wanted));
     for wanted in [
         "10.0.0.2, port 5433",
         "OLD=15",
         "NEW=18",
         "set port 5433",
-        "admin",
+        "'admin'",
     ] {
         assert!(has(&lines, wanted), "{wanted}: {lines:#?}");
     }
     let lines = newer_member(&side("south", "17.2"), &target);
     assert!(has(&lines, "OLD=17") && has(&lines, "the new major version"));
     assert!(has(&second_member(), "other_member"));
+}
+
+/// `systemctl disable` does not keep Debian from starting a server at boot: both had one port, and the wrong one could win.
+#[test]
+fn the_old_server_is_not_started_at_boot_and_the_managers_are() {
+    let target = target("host=10.0.0.2 user=postgres dbname=app");
+    let lines = newer_member(&side("south", "17.2"), &target);
+    assert!(!has(&lines, "systemctl disable"), "{lines:#?}");
+    let line = |wanted: &str| lines.iter().position(|line| line.starts_with(wanted));
+    let manual = line("echo manual > /etc/postgresql/$OLD/main/start.conf");
+    let (reload, stop) = (
+        line("systemctl daemon-reload"),
+        line("systemctl stop postgresql@$OLD"),
+    );
+    assert!(
+        manual.is_some() && manual < reload && reload < stop,
+        "{lines:#?}"
+    );
+    assert!(has(
+        &second_member(),
+        "systemctl enable --now understudy-mirror@app"
+    ));
+    assert!(!has(&second_member(), "understudy mirror run"));
+}
+
+/// The lines set the password of a role that an empty server does not have.
+#[test]
+fn an_empty_server_gets_the_role_before_its_rules_for_logins() {
+    let lines = |text: &str| newer_member(&side("south", "17.2"), &target(text));
+    let role = |lines: &[String]| lines.iter().position(|line| line.starts_with("runuser"));
+    let admin = lines(
+        "host=b user='o''neil' password=x dbname=app"
+            .replace("''", r"\'")
+            .as_str(),
+    );
+    let creates = r"createuser -p 5432 --superuser --pwprompt 'o'\''neil'";
+    assert!(has(&admin, creates), "{admin:#?}");
+    let rules = admin.iter().position(|line| line.starts_with("cp -p"));
+    assert!(role(&admin) < rules, "{admin:#?}");
+    assert!(has(
+        &lines("host=b user=admin dbname=app"),
+        "--superuser 'admin'"
+    ));
+    let own = lines("host=b user=postgres password=x dbname=app");
+    assert!(has(&own, r"-c '\password postgres'"), "{own:#?}");
+    assert_eq!(role(&lines("host=b user=postgres dbname=app")), None);
 }
