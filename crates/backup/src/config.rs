@@ -103,7 +103,7 @@ mod tests {
     }
 
     #[test]
-    fn what_makes_no_sense_is_refused() {
+    fn invalid_settings_are_refused() {
         for text in [
             "",
             "repository = '/b'\nkeep = 'sometimes'",

@@ -413,7 +413,7 @@ mod tests {
     }
 
     #[test]
-    fn what_a_timeline_has_behind_its_fork_does_not_count() {
+    fn wal_behind_a_timelines_fork_does_not_count() {
         let text = "1\t0/C0000C8\tno recovery target specified\n";
         let history = History::parse(TimelineId(2), text).unwrap();
         let fork = Lsn(0xC0_000C8);

@@ -257,7 +257,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_below_the_oldest_kept_generation_goes_as_one_range() {
+    fn rows_below_the_oldest_kept_generation_go_as_one_range() {
         let g = |number| Generation {
             epoch: Epoch(1),
             number,

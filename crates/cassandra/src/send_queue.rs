@@ -154,7 +154,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_written_while_a_partition_is_busy_follows_as_one() {
+    fn writes_to_a_busy_partition_follow_as_one() {
         let mut queue = SendQueue::default();
         for seq in 1..=2 {
             queue.push(chunk(0), seq);
@@ -189,7 +189,7 @@ mod tests {
     }
 
     #[test]
-    fn what_nobody_wants_is_left_out() {
+    fn abandoned_writes_are_left_out() {
         let mut queue = SendQueue::default();
         queue.push(chunk(0), 1);
         queue.push(chunk(0), 2);

@@ -266,7 +266,7 @@ mod tests {
     }
 
     #[test]
-    fn what_was_not_synced_is_gone_with_the_power() {
+    fn unsynced_writes_are_gone_with_the_power() {
         if !nix::unistd::geteuid().is_root() || !Path::new("/dev/loop-control").exists() {
             return;
         }

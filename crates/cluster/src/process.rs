@@ -371,7 +371,7 @@ mod tests {
     }
 
     #[test]
-    fn one_that_ignores_the_request_to_end_still_runs() {
+    fn process_that_ignores_its_stop_signal_still_runs() {
         let (_dir, mut process) = shell("trap '' TERM; echo ready; while :; do sleep 0.05; done");
         while !last_lines(process.log(), 1).contains("ready") {
             std::thread::sleep(Duration::from_millis(5));

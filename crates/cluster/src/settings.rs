@@ -358,7 +358,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_holds_everywhere_yields_to_what_a_cluster_says() {
+    fn settings_of_a_cluster_override_general_ones() {
         let own = ["wal_sync = \"strict\"".to_owned()];
         let ordered = "wal_sync = \"pipelined\"";
         assert_eq!(

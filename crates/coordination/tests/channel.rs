@@ -330,7 +330,7 @@ async fn an_agent_of_another_volume_is_refused() {
 }
 
 #[tokio::test]
-async fn no_agent_at_all_is_said_so() {
+async fn missing_agent_is_reported_as_such() {
     let server = server_at(&any_port()).await;
     let address = server.address().clone();
     drop(server);
@@ -384,7 +384,7 @@ async fn agents_of_one_cluster_talk_over_tls_and_a_dead_one_is_a_reset() {
 }
 
 #[tokio::test]
-async fn who_is_not_of_the_cluster_is_refused_and_told_why() {
+async fn strangers_to_the_cluster_are_refused_with_the_reason() {
     let dir = tempfile::tempdir().unwrap();
     let (ours, theirs) = (dir.path().join("ours"), dir.path().join("theirs"));
     let me = protected("a", &ours);
@@ -468,7 +468,7 @@ async fn a_session_is_carried_to_those_of_the_cluster() {
 
 /// Everybody on this machine can reach a port.
 #[tokio::test]
-async fn no_session_is_opened_over_an_unprotected_connection() {
+async fn sessions_are_refused_over_unprotected_connections() {
     let server = server_at(&any_port()).await;
     let Err(error) = open_session(server.address(), &party("cli", "main")).await else {
         panic!("a session was opened");

@@ -135,7 +135,7 @@ async fn proxy(servers: &[(&str, &Server)]) -> (Watching, UnboundedReceiver<News
 }
 
 #[tokio::test]
-async fn whoever_begins_to_serve_is_known_at_once() {
+async fn new_active_is_known_at_once() {
     let (a, b) = (agent("a").await, agent("b").await);
     a.serve_proxies(serving("a", 3), Log::new(0, 0));
     let (_watching, mut news) = proxy(&[("a", &a), ("b", &b)]).await;
@@ -212,7 +212,7 @@ async fn questions_that_come_during_a_proof_wait_for_the_next() {
 
 /// Others who wait for the same answer need not know.
 #[tokio::test]
-async fn what_the_active_shows_is_told_if_somebody_asks() {
+async fn shown_position_of_the_active_is_told_on_request() {
     let a = agent("a").await;
     a.serve_proxies(serving("a", 3), Log::new(10, 2));
     let (watching, mut news) = proxy(&[("a", &a)]).await;

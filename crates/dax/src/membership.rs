@@ -412,7 +412,7 @@ mod tests {
     }
 
     #[test]
-    fn what_makes_no_sense_is_refused() {
+    fn invalid_memberships_are_refused() {
         let table = [
             (exchange(&[], &[], 2), "nothing would change"),
             (exchange(&[4], &[7], 2), "is no zone of the volume"),

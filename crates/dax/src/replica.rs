@@ -215,7 +215,7 @@ mod tests {
     }
 
     #[test]
-    fn only_the_accepted_epoch_writes() {
+    fn writes_need_the_accepted_epoch() {
         let mut fence = Fence::default();
         assert_eq!(fence.admit(Epoch::NONE), Err(Refusal::Unannounced));
         fence.own(Epoch(2), "a", false);

@@ -136,7 +136,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_pattern_is_refused() {
+    fn invalid_patterns_are_refused() {
         for text in ["", "/", "a/b", "*", "..", "../", "a*b", "a/b/"] {
             assert!(Pattern::parse(text).is_err(), "{text}");
         }

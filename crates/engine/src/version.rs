@@ -93,7 +93,7 @@ mod tests {
 
     // hazard: ENGINE-4
     #[test]
-    fn only_an_older_series_is_a_step_down() {
+    fn older_series_alone_is_a_step_down() {
         let version = |text: &str| text.parse::<Version>().unwrap();
         let step = |now: &str, before: &str| version(now).after(&version(before));
         assert_eq!(step("10.11.5", "10.11.19"), Step::Same);

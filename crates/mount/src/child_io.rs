@@ -167,7 +167,7 @@ mod tests {
     }
 
     #[test]
-    fn what_cannot_be_replaced_stays_and_the_reason_is_told() {
+    fn descriptors_that_cannot_be_replaced_stay_and_the_reason_is_given() {
         let directory = tempfile::tempdir().unwrap();
         let place = directory.path().join("settings");
         fs::write(&place, "old").unwrap();

@@ -213,7 +213,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_is_cached_from_before_a_switch_is_dropped_at_the_first_opens() {
+    fn cached_pages_from_before_a_switch_are_dropped_at_the_first_opens() {
         let handles = Handles::default();
         let ino = Ino(7);
         assert_eq!(handles.open_file(ino, PageCache::Kept).1, PageCache::Kept);

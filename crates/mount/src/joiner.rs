@@ -273,7 +273,7 @@ mod tests {
     }
 
     #[test]
-    fn what_cannot_be_a_split_passes() {
+    fn requests_that_cannot_be_a_split_pass() {
         let joiner = Joiner::default();
         let end = joiner.accept(INO, (PAGE, bytes(10, 1)), true, || PAGE + 10);
         let middle = accept(&joiner, PAGE + 1, 10, 1);

@@ -166,7 +166,7 @@ fn a_panicking_view_is_an_error_and_no_end() {
 }
 
 #[test]
-fn what_waits_holds_up_nothing_else() {
+fn waiting_requests_hold_up_no_others() {
     let (view, fixture) = mounted(Caching::Nothing);
     fs::write(fixture.at("f"), b"f").unwrap();
     view.hold(true);
@@ -281,7 +281,7 @@ fn a_switch_takes_open_files_along() {
 
 // hazard: N5
 #[test]
-fn what_a_view_without_caching_changes_is_seen_at_once() {
+fn changes_of_a_view_without_caching_are_seen_at_once() {
     let (view, fixture) = mounted(Caching::Nothing);
     fs::write(fixture.at("f"), b"one").unwrap();
     let file = File::open(fixture.at("f")).unwrap();
@@ -468,7 +468,7 @@ fn a_dead_process_leaves_a_mount() {
 /// An agent that was killed while its own thread waited for a file of its own mount stayed, as a zombie with the
 /// mount and all its locks: the kernel ends the connection with the last thread, and that one waited for an answer.
 #[test]
-fn who_is_killed_while_it_visits_its_own_mount_is_gone() {
+fn process_killed_while_it_visits_its_own_mount_is_gone() {
     const VARIABLE: &str = "VISIT_THE_OWN_MOUNT_AT";
     if let Some(path) = std::env::var_os(VARIABLE) {
         let runtime = tokio::runtime::Runtime::new().unwrap();
@@ -488,7 +488,7 @@ fn who_is_killed_while_it_visits_its_own_mount_is_gone() {
     let _guard = NothingLeft(directory.path());
     let mut child = Command::new(std::env::current_exe().unwrap())
         .args(["--exact", "--nocapture"])
-        .arg("who_is_killed_while_it_visits_its_own_mount_is_gone")
+        .arg("process_killed_while_it_visits_its_own_mount_is_gone")
         .env(VARIABLE, directory.path())
         .stdout(std::process::Stdio::null())
         .stderr(std::process::Stdio::piped())

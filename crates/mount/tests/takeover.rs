@@ -322,7 +322,7 @@ fn cached_pages(file: &File) -> u64 {
 /// PostgreSQL announces what it will read (`posix_fadvise`), and the kernel reads that into its cache
 /// although the standby's handles bypass it. What is cached so is not what the new active shows.
 #[test]
-fn what_the_kernel_read_ahead_on_a_standby_is_forgotten() {
+fn kernel_forgets_pages_read_ahead_on_a_standby() {
     let cluster = MemoryCluster::new(VolumeSettings::default());
     let setup = new_runtime();
     let old = active(setup.block_on(new_volume(&cluster)));

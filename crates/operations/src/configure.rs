@@ -304,7 +304,7 @@ mod tests {
     }
 
     #[test]
-    fn what_makes_no_sense_is_refused_with_the_reason() {
+    fn invalid_edits_are_refused_with_the_reason() {
         let settings = Settings::default();
         assert!(refusal(settings.patched(&json!({"heartbaet": {}}))).contains("heartbaet"));
         assert!(refusal(settings.patched(&json!({"standbys": "many"}))).contains("many"));

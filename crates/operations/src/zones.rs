@@ -369,7 +369,7 @@ mod tests {
     /// A volume made with three copies of each commit had two after a zone was replaced.
     // hazard: ZONE-17
     #[test]
-    fn no_change_waits_for_fewer_copies_unless_there_are_fewer_zones() {
+    fn changes_never_wait_for_fewer_copies_unless_there_are_fewer_zones() {
         let after =
             |numbers: &[u8]| -> Vec<Member> { numbers.iter().map(|n| member(*n)).collect() };
         let mut before = three();
@@ -400,7 +400,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_wanted_is_recognized_while_it_is_under_way_and_when_it_is_done() {
+    fn wanted_exchange_is_recognized_while_it_runs_and_when_it_is_done() {
         let (before, wanted) = (three(), replace(4, 3));
         assert!(!is_done(&before, &wanted) && !is_under_way(&before, &wanted));
         let change = Change {

@@ -342,7 +342,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_durable_is_confirmed_unless_it_is_held_back() {
+    fn durable_positions_are_confirmed_unless_held_back() {
         let (sources, mut confirmable) = sources(100);
         assert_eq!(confirmable.now(Lsn::ZERO), Lsn(100));
         sources.at_most.send_replace(Some(Lsn(120)));

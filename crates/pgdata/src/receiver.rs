@@ -315,7 +315,7 @@ mod tests {
     }
 
     #[test]
-    fn it_asks_for_the_log_from_its_end_and_throws_it_away() {
+    fn receiver_asks_for_wal_from_its_end_and_discards_it() {
         let mut session = streaming();
         let mut log = vec![b'w'; 1000];
         log.push(1);
@@ -360,7 +360,7 @@ mod tests {
     }
 
     #[test]
-    fn who_takes_a_place_asks_for_nothing() {
+    fn receiver_that_takes_a_place_asks_for_nothing() {
         let options = "-c idle_session_timeout=0";
         let mut session = Session::greet(Purpose::Place, "postgres", "place", options).unwrap();
         let startup = session.take_output();

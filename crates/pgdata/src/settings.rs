@@ -323,7 +323,7 @@ mod tests {
 
     // hazard: H13
     #[test]
-    fn only_settings_of_the_version() {
+    fn settings_are_those_of_the_version() {
         let at = |number| standby(MajorVersion::new(number).unwrap(), &options(None));
         assert_eq!(value(&at(13), "recovery_init_sync_method"), None);
         assert_eq!(value(&at(14), "recovery_init_sync_method"), Some("syncfs"));

@@ -160,7 +160,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_damaged_is_refused() {
+    fn damaged_slots_are_refused() {
         let whole = file(0, 5);
         for at in 0..whole.len() {
             let mut damaged = whole.clone();

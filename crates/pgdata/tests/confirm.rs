@@ -162,7 +162,7 @@ async fn a_commit_waits_for_its_own_position_and_no_other() {
 
 // hazard: ORDER-8
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn whoever_has_all_places_is_alone() {
+async fn holder_of_all_places_is_alone() {
     let cluster = running(54042, "max_wal_senders = 3\nidle_session_timeout = 200ms");
     let agent = Agent::connect(&cluster).await;
     let socket = cluster.socket();
@@ -273,7 +273,7 @@ async fn a_cancelled_wait_is_a_warning() {
 
 /// By what it is told the agent gives up a place, gives up the server, or only tries again.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn who_confirms_is_told_why_it_is_refused() {
+async fn refused_confirmer_gets_the_reason() {
     let cluster = running(54045, "max_wal_senders = 1");
     let socket = cluster.socket();
     let place = Place::take(&socket, "postgres", "").await.unwrap();

@@ -484,7 +484,7 @@ mod tests {
     }
 
     #[test]
-    fn what_a_client_binds_to_goes_with_the_offer() {
+    fn channel_binding_of_a_client_matches_the_offer() {
         let begin = |channel, first: &str| {
             let begun = Doorkeeper::begin(verifier("a"), channel, first, "own");
             begun.err()

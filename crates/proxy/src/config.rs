@@ -428,7 +428,7 @@ mod tests {
     }
 
     #[test]
-    fn what_cannot_change_is_named() {
+    fn unchangeable_keys_are_named() {
         let before = parse("").expect("valid");
         let other = |text: &str| before.fixed_that_differ(&parse(text).expect("valid"));
         assert_eq!(other("pool_size = 3\n[reads]\nmode = \"any\""), [""; 0]);

@@ -440,7 +440,7 @@ mod tests {
     /// A zone that was being stopped refused a write, did not say so any more, and acknowledged it with those after it.
     // hazard: D6
     #[test]
-    fn what_was_refused_unheard_is_not_acknowledged() {
+    fn refused_requests_are_not_acknowledged() {
         let (socket, _other) = UnixStream::pair().unwrap();
         let refused = |number| Response::WriteRefused {
             number,

@@ -144,7 +144,7 @@ mod tests {
     }
 
     #[test]
-    fn what_exceeds_a_share_is_made_up_for() {
+    fn excess_over_a_share_is_made_up_for() {
         let mut lanes = FairQueue::default();
         for n in 0..40 {
             lanes.push(VolumeId(1), (1, n), 300 * KIB);
@@ -162,7 +162,7 @@ mod tests {
     }
 
     #[test]
-    fn one_by_one_the_volumes_take_turns() {
+    fn volumes_take_turns_one_by_one() {
         let mut lanes = FairQueue::default();
         for n in 0..3 {
             lanes.push(VolumeId(1), n, 1);

@@ -304,7 +304,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_unreadable_is_cut_off_the_newest() {
+    fn unreadable_end_is_cut_off_the_newest_journal() {
         let (dir, path, bytes) = store();
         let ends = ends(&bytes);
         for at in (ends[1]..ends[3]).step_by(4003).chain([ends[3] - 1]) {

@@ -55,7 +55,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_long_ago_counts_in_the_total_only() {
+    fn old_events_count_in_the_total_only() {
         let mut meter = Meter::default();
         meter.count(S / 2, &writes(1000));
         meter.count(S * 20, &writes(3));

@@ -202,7 +202,7 @@ mod tests {
     }
 
     #[test]
-    fn who_puts_quietly_wakes_nobody_and_who_leaves_more_wakes_the_waiting() {
+    fn quiet_puts_wake_no_waiter_and_leftovers_wake_one() {
         let queue = Arc::new(Queue::new(10, 1 << 20));
         assert_eq!(
             queue.put_quietly(A, [(1, 1)].into_iter()),

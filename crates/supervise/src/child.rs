@@ -324,7 +324,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn what_fails_before_the_start_is_the_callers_to_hear() {
+    async fn failures_before_the_start_reach_the_caller() {
         let directory = tempfile::tempdir().unwrap();
         let mut launch = launch(directory.path(), "exit 0");
         launch.before = Box::new(|| Err(ChildError::Root));

@@ -60,7 +60,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_private_is_closed_to_others() {
+    fn private_directories_are_closed_to_others() {
         let directory = tempfile::tempdir().unwrap();
         let path = directory.path().join("deep/private");
         make(&path, 0o700).unwrap();

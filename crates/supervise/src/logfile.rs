@@ -177,7 +177,7 @@ mod tests {
     }
 
     #[test]
-    fn only_this_servers_part_is_shown() {
+    fn excerpt_is_this_servers_part_of_the_log() {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("log");
         std::fs::write(&path, "FATAL:  of yesterday\n").unwrap();

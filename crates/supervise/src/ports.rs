@@ -79,7 +79,7 @@ mod tests {
 
     /// Tests beside each other were given the same port, and listened there later.
     #[test]
-    fn nobody_else_has_a_block_that_is_held() {
+    fn held_block_belongs_to_one_holder() {
         let port = free().unwrap();
         let block = (port - FIRST) / BLOCK;
         let address = SocketAddr::from_abstract_name(format!("understudy-ports-{block}")).unwrap();

@@ -19,7 +19,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn one_line_more_is_too_long() {
+    fn file_with_one_line_more_is_too_long() {
         let file = |path: &str, lines: usize| TextFile::new(path, &"x\n".repeat(lines));
         let found = too_long(&[file("a.rs", 500), file("b.rs", 501)]);
         assert_eq!(found, Counts::from([("b.rs".to_owned(), 501)]));

@@ -153,7 +153,7 @@ fn files_are_short() {
 }
 
 #[test]
-fn no_files_import_each_other() {
+fn files_do_not_import_each_other() {
     let found = circles::circles(&repository().sources);
     let complaints = grouped("circles", &found);
     nothing(

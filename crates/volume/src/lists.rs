@@ -428,7 +428,7 @@ mod tests {
     }
 
     #[test]
-    fn what_came_before_may_be_unknown() {
+    fn earlier_lists_may_be_unknown() {
         let mut writes = Writes::new(g(0), None);
         writes.note(key(1), v(1));
         writes.cut(g(1));

@@ -146,7 +146,7 @@ mod tests {
     }
 
     #[test]
-    fn what_was_answered_early_counts_as_answered_and_not_as_durable() {
+    fn early_answers_count_as_answered_and_not_as_durable() {
         let mut syncs = LogSyncs::new(Lsn(10));
         let early = syncs.begin(Lsn(20));
         assert_eq!(syncs.answered(), Lsn(10), "it has only begun");

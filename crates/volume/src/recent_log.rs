@@ -122,7 +122,7 @@ mod tests {
     }
 
     #[test]
-    fn what_does_not_join_begins_anew() {
+    fn wal_that_does_not_join_starts_over() {
         let ring = ring();
         ring.put(Lsn(100), &[1; 10]);
         ring.put(Lsn(200), &[2; 10]);

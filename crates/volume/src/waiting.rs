@@ -109,7 +109,7 @@ mod tests {
     }
 
     #[test]
-    fn it_begins_on_the_thread_that_begins_it_and_ends_on_the_runtime() {
+    fn waiting_begins_on_its_thread_and_ends_on_the_runtime() {
         let runtime = runtime();
         let (tell, from) = mpsc::channel();
         let (go, wait) = oneshot::channel();
@@ -124,7 +124,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_done_at_once_is_over() {
+    fn finished_work_is_dropped_at_once() {
         let runtime = runtime();
         let (tell, from) = mpsc::channel();
         Waiting::begin(runtime.handle(), async move { tell.send(here()).unwrap() });
@@ -153,7 +153,7 @@ mod tests {
     }
 
     #[test]
-    fn it_may_sleep() {
+    fn waiting_work_may_sleep() {
         let runtime = runtime();
         let (tell, from) = mpsc::channel();
         Waiting::begin(runtime.handle(), async move {
@@ -164,7 +164,7 @@ mod tests {
     }
 
     #[test]
-    fn what_waits_for_somebody_who_goes_away_ends() {
+    fn work_whose_waiter_goes_away_ends() {
         let runtime = runtime();
         let (tell, from) = mpsc::channel();
         let (go, wait) = oneshot::channel::<()>();

@@ -191,7 +191,7 @@ async fn an_image_older_than_the_log_can_be_restored_as_it_is() {
 }
 
 #[tokio::test]
-async fn who_copies_is_not_disturbed() {
+async fn running_copies_are_not_disturbed() {
     let mut world = World::new().await;
     world.copy(&[1]).await;
     world.pass(9 * DAY);
@@ -297,7 +297,7 @@ proptest! {
     /// Histories of all steps in any order: images that stay are whole, rules are kept, and in the end nothing is left over.
     // hazard: BACKUP-5
     #[test]
-    fn what_stays_is_whole_and_what_nobody_needs_goes(steps in proptest::collection::vec(step(), 1..25)) {
+    fn kept_images_stay_whole_and_unneeded_pieces_go(steps in proptest::collection::vec(step(), 1..25)) {
         let runtime = tokio::runtime::Runtime::new().unwrap();
         runtime.block_on(async {
             let mut world = World::new().await;

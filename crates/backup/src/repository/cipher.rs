@@ -90,7 +90,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_was_changed_or_is_another_ones_does_not_open() {
+    fn changed_or_foreign_objects_do_not_open() {
         let cipher = Cipher::new(&Secret::random().unwrap());
         let sealed = cipher.seal("log/a", b"secret").unwrap();
         assert!(!sealed.windows(6).any(|part| part == b"secret"));

@@ -124,7 +124,7 @@ async fn an_object_of_another_repository_is_none_of_this_one() {
 }
 
 #[tokio::test]
-async fn one_that_is_not_encrypted_takes_no_key() {
+async fn repository_without_encryption_takes_no_key() {
     let directory = tempfile::tempdir().unwrap();
     let plain = of_directory(directory.path(), None);
     plain.belong_to("app", &cluster(7, 1)).await.unwrap();

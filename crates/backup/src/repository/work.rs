@@ -216,7 +216,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn who_was_silent_for_long_is_gone_and_learns_it() {
+    async fn work_that_was_silent_for_long_is_gone_and_learns_it() {
         let directory = tempfile::tempdir().unwrap();
         let repository = repository(&directory).await;
         let frozen = Work::copy(&repository).await.unwrap();

@@ -135,7 +135,7 @@ mod tests {
 
     /// The exchange was over, the disk of the zone that had joined was lost, and the run gave its return up.
     #[test]
-    fn who_joins_is_found_in_a_change() {
+    fn joining_zone_is_found_in_a_change() {
         let members = json!([
             {"address": "b:1", "store": "2", "zone": 0},
             {"address": "a:1", "store": "3", "zone": 1},

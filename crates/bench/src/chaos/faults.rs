@@ -170,7 +170,7 @@ mod tests {
     const SECOND: Duration = Duration::from_secs(1);
 
     #[test]
-    fn what_is_broken_is_whole_after_its_time() {
+    fn faults_end_after_their_time() {
         let mut faults = Faults::default();
         let zone = Member::Zone(1);
         faults.strike(zone, Trouble::Down, 3 * SECOND).unwrap();

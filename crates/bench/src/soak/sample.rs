@@ -126,7 +126,7 @@ mod tests {
     use serde_json::json;
 
     #[test]
-    fn what_status_says_is_found() {
+    fn figures_of_status_are_found() {
         let status = json!({
             "nodes": [
                 {"role": "active", "answer": {"retained": []}},

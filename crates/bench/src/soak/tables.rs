@@ -125,7 +125,7 @@ mod tests {
     }
 
     #[test]
-    fn what_nodetool_says_is_found_in_quotes_or_without() {
+    fn figures_of_nodetool_are_found_in_quotes_or_without() {
         let tables = of_node("paris", "understudy", &said()).unwrap();
         let [blocks] = &tables[..] else {
             panic!("{tables:?}")

@@ -94,7 +94,7 @@ fn a_successor_waits_the_lease_out_with_a_margin() {
 }
 
 #[test]
-fn who_watched_counts_from_the_last_renewal_it_saw() {
+fn watcher_counts_from_the_last_renewal_it_saw() {
     let seen = Sighting::new(Some(row(1, "a", 7)), ms(0));
     let seen = seen.again(Some(row(1, "a", 8)), ms(500));
     let seen = seen.again(Some(row(1, "a", 8)), ms(5000));

@@ -93,7 +93,7 @@ mod tests {
     }
 
     #[test]
-    fn what_was_not_acknowledged_may_be_gone() {
+    fn unacknowledged_writes_may_be_gone() {
         let mut commits = Commits::default();
         commits.made(7, &[]);
         commits.made(8, &[7]);

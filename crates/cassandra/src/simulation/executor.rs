@@ -162,7 +162,7 @@ mod tests {
     }
 
     #[test]
-    fn who_is_paused_goes_on_later_and_who_is_killed_never() {
+    fn paused_tasks_continue_later_and_killed_ones_never() {
         let stage = Stage::new(World::new(1, None, false));
         let clients = [0; 2].map(|_| stage.lock().add_client());
         let mut executor = Executor::new(stage.clone());

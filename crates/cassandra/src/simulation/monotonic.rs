@@ -54,7 +54,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn only_what_began_later_must_see_it() {
+    fn later_reads_must_see_it_and_overlapping_ones_may() {
         let place = Place {
             partition: 1,
             row: 0,

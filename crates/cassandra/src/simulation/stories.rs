@@ -120,7 +120,7 @@ fn absence_of_an_older_epoch(flaw: Option<Flaw>) -> Option<u64> {
 
 // hazard: CASS-1
 #[test]
-fn what_an_older_epoch_says_of_absence_is_said_again_before_it_is_told() {
+fn absence_seen_by_an_older_epoch_is_confirmed_before_it_is_reported() {
     assert_eq!(absence_of_an_older_epoch(None), None);
     let believed = absence_of_an_older_epoch(Some(Flaw::OldAbsenceBelieved));
     assert_eq!(believed, Some(7));

@@ -188,7 +188,7 @@ async fn superseded_generations_and_removed_files_leave_the_tables() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 #[ignore = "starts real Cassandra nodes; run by make test-cassandra"]
-async fn what_breaks_a_guarantee_is_found_at_the_next_open() {
+async fn settings_that_break_a_guarantee_are_found_at_the_next_open() {
     let fresh = Fresh::in_keyspace("checked", SHORT).await;
     let cql = fresh.cql().await;
     for (change, back, advice) in [

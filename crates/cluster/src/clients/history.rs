@@ -182,12 +182,12 @@ mod tests {
     }
 
     #[test]
-    fn no_commit_after_the_crash_means_no_outage_to_report() {
+    fn outage_without_a_commit_after_it_is_not_reported() {
         assert_eq!(crash_at_100ms().outage(Offset(940_000)), None);
     }
 
     #[test]
-    fn only_acknowledged_attempts_count_as_throughput() {
+    fn throughput_counts_acknowledged_attempts_only() {
         let history = crash_at_100ms();
         assert_eq!(
             history.buckets(Duration::from_millis(100), Offset(1_000_000)),

@@ -352,7 +352,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_missing_and_what_was_invented_is_counted() {
+    fn missing_and_invented_rows_are_counted() {
         let seen = history(&[
             (1, Outcome::Acknowledged),
             (2, Outcome::Acknowledged),

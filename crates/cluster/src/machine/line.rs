@@ -98,7 +98,7 @@ mod tests {
     use super::*;
 
     #[tokio::test]
-    async fn what_is_said_while_a_line_is_cut_arrives_when_it_is_mended() {
+    async fn frames_sent_while_a_line_is_cut_arrive_when_it_is_mended() {
         let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).await.unwrap();
         let line = Line::open(listener.local_addr().unwrap().to_string())
             .await

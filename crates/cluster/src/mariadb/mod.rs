@@ -215,7 +215,7 @@ mod tests {
     use super::is_sound;
 
     #[test]
-    fn only_rows_that_are_not_purged_yet_are_passed_over() {
+    fn rows_that_are_not_purged_yet_are_passed_over() {
         let unpurged = "test.accounts           OK\ntest.large\nWarning  : InnoDB: Unpurged clustered index record \
                         in table `test`.`large`: COMPACT RECORD\nstatus   : OK\n";
         assert!(is_sound(unpurged));

@@ -111,7 +111,7 @@ mod tests {
     }
 
     #[test]
-    fn it_ends_when_the_active_says_so() {
+    fn hold_ends_when_the_active_says_so() {
         let mut held = held();
         assert_eq!(held.resumed(Epoch(3), 0), None, "an earlier one");
         assert_eq!(held.resumed(Epoch(2), 1), None, "another one's");
@@ -121,14 +121,14 @@ mod tests {
     }
 
     #[test]
-    fn it_ends_when_another_active_serves() {
+    fn hold_ends_when_another_active_serves() {
         let mut held = held();
         assert_eq!(held.serves(Epoch(3)), None);
         assert_eq!(held.serves(Epoch(4)), Some(Change::Free));
     }
 
     #[test]
-    fn it_ends_by_itself() {
+    fn hold_ends_by_itself() {
         let mut held = held();
         assert_eq!(held.wakes_at(), Some(at(130)));
         assert_eq!(held.passed(at(129)), None);

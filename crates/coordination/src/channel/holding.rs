@@ -167,7 +167,7 @@ mod tests {
     }
 
     #[test]
-    fn who_comes_late_is_told_what_is_left() {
+    fn late_subscribers_get_the_remaining_time() {
         let mut holding = holding(&[]);
         holding.joined(4);
         assert!(!holding.is_quiet(at(103)));

@@ -267,7 +267,7 @@ mod tests {
     }
 
     #[test]
-    fn what_cannot_work_is_refused() {
+    fn impossible_settings_are_refused() {
         type Change = fn(&mut CassandraConfig);
         let table: [(Change, Option<u8>, &str); 6] = [
             (|c| c.data_centres.clear(), None, "data_centres"),
@@ -313,7 +313,7 @@ mod tests {
     }
 
     #[test]
-    fn what_crosses_a_network_is_protected_or_said_not_to_be() {
+    fn connections_over_a_network_are_encrypted_or_declared_plain() {
         let open = CassandraConfig::default();
         let knowing = CassandraConfig {
             plaintext: true,

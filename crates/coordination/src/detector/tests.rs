@@ -263,7 +263,7 @@ proptest! {
     /// Whatever the round trips and pauses: an active that beats at least every T and whose channel
     /// does not break is never suspected while reads are answered.
     #[test]
-    fn no_false_suspicion(steps in proptest::collection::vec((0u64..900, 0u64..2_000), 1..200)) {
+    fn healthy_active_is_never_suspected(steps in proptest::collection::vec((0u64..900, 0u64..2_000), 1..200)) {
         let mut standby = Standby::new();
         for (round_trip, pause) in steps {
             let beats_per = Preset::Fast.timings().interval;

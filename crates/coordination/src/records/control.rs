@@ -376,7 +376,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn no_edit_of_many_at_once_is_lost() {
+    async fn concurrent_edits_are_all_kept() {
         let (cluster, storage) = storage();
         let edits = (0..8).map(|_| {
             let storage = cluster.client();
@@ -416,7 +416,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn what_a_change_refuses_changes_nothing() {
+    async fn refused_changes_change_nothing() {
         let (_cluster, storage) = storage();
         let refuse = |control: &mut Control| {
             control.standbys = Some(9);
@@ -429,7 +429,7 @@ mod tests {
     }
 
     #[test]
-    fn what_a_later_version_wrote_is_kept() {
+    fn keys_of_a_later_version_are_kept() {
         let text = r#"{"version": 7, "witness": {"at": "z"}, "parameters": {"work_mem": "8MB"}}"#;
         let control: Control = serde_json::from_str(text).unwrap();
         assert_eq!(control.parameters["work_mem"], "8MB");

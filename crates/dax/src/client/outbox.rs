@@ -227,7 +227,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn who_asks_for_a_flush_sends_it_and_what_was_queued_before_without_the_task() {
+    async fn flush_is_sent_with_everything_queued_before_it_without_the_task() {
         let (outbox, _line, mut theirs) = connection(1 << 20);
         (0..10).for_each(|number| outbox.queue(frame(number)));
         outbox.line().send();
@@ -252,7 +252,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn what_was_queued_before_the_end_is_sent() {
+    async fn messages_queued_before_the_end_are_sent() {
         let (outbox, line, mut theirs) = connection(7);
         (0..50).for_each(|number| outbox.queue(frame(number)));
         drop(outbox);

@@ -458,7 +458,7 @@ async fn an_unproven_zone_is_not_believed_that_the_volume_is_missing() {
 }
 
 #[tokio::test]
-async fn one_zone_that_pretends_keeps_nobody_from_the_others_and_is_reported() {
+async fn pretending_zone_is_reported_and_the_others_serve() {
     let replicas = created().await;
     replicas.know([volume_key(1), None, volume_key(1)]);
     let client = replicas.connect_with(volume_key(1)).await.unwrap();

@@ -218,7 +218,7 @@ mod tests {
     }
 
     #[test]
-    fn what_has_become_another_page_is_sent_as_a_whole_and_is_what_later_ones_differ_from() {
+    fn replaced_pages_are_sent_whole_and_become_the_base_of_differences() {
         let differences = Differences::new(1 << 20);
         differences.pack(key(0), generation(1), page(1).into());
         let Contents { base, data: whole } =
@@ -270,7 +270,7 @@ mod tests {
     }
 
     #[test]
-    fn what_does_not_fit_takes_no_place_of_what_is_written_again_and_again() {
+    fn pages_that_do_not_fit_displace_none_that_are_written_often() {
         let differences = Differences::new(10 * 4400);
         let write = |number: u32, blocks: std::ops::Range<u64>| {
             blocks

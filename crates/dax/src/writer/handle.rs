@@ -341,7 +341,7 @@ mod tests {
     }
 
     #[test]
-    fn only_an_owner_is_fenced_and_for_good() {
+    fn owners_alone_are_fenced_and_for_good() {
         let mut reader = Handle::new(&VolumeSettings::default(), 100);
         assert!(!reader.fence("somebody writes".into()) && !reader.is_fenced());
         assert_eq!(
@@ -371,7 +371,7 @@ mod tests {
     }
 
     #[test]
-    fn what_lies_in_front_of_a_file_is_absent_and_pending_no_more() {
+    fn blocks_in_front_of_a_file_are_absent_and_no_longer_pending() {
         let mut handle = handle();
         for block in 0..3 {
             write(&mut handle, block);

@@ -235,7 +235,7 @@ mod tests {
     }
 
     #[test]
-    fn what_an_earlier_version_packed_is_unpacked() {
+    fn blocks_packed_by_an_earlier_version_are_unpacked() {
         let mut page = vec![0; 8192];
         page[..3000].copy_from_slice(&b"abc".repeat(1000));
         let kept = lz4_flex::block::compress(&page);
@@ -251,7 +251,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn what_was_packed_is_unpacked(
+        fn packed_blocks_are_unpacked(
             parts in prop::collection::vec((any::<u8>(), 0usize..300), 0..60),
             noise in prop::collection::vec(any::<u8>(), 0..600),
         ) {

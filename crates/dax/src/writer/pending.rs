@@ -607,7 +607,7 @@ mod tests {
     }
 
     #[test]
-    fn only_synced_writes_are_given_up_and_only_for_replicas_away() {
+    fn synced_writes_alone_are_given_up_and_for_replicas_away() {
         let mut p = Pending::default();
         let mut away = ReplicaSet::default();
         away.insert(ReplicaId(2));

@@ -137,7 +137,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_pending_answers_and_what_was_acknowledged_must_be_found() {
+    fn pending_writes_answer_reads_and_acknowledged_ones_must_be_found() {
         let mut handle = handle();
         let mut unknown = Reading::new(KEY, Generation::MAX);
         assert!(unknown.begin(&mut handle).is_none() && unknown.known().is_none());

@@ -58,7 +58,7 @@ mod tests {
     use crate::writer::{Handle, ReplicaSet};
 
     #[test]
-    fn who_waits_for_a_file_is_told_when_that_is_synced() {
+    fn waiters_for_a_file_are_told_when_it_is_synced() {
         let mut handle = Handle::new(&VolumeSettings::default(), 10);
         handle.adopt(Epoch(1));
         let mut waits = SyncWaits::default();

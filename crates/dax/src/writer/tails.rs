@@ -158,7 +158,7 @@ mod tests {
     }
 
     #[test]
-    fn what_was_changed_in_front_or_has_shrunk_is_sent_as_a_whole() {
+    fn blocks_changed_in_front_or_shrunk_are_sent_whole() {
         let tails = Tails::default();
         tails.pack(key(0), page(10).into());
         let mut changed = page(12);
@@ -174,7 +174,7 @@ mod tests {
     }
 
     #[test]
-    fn only_the_last_few_are_remembered_and_none_that_is_full() {
+    fn remembered_tails_are_the_last_few_and_never_full() {
         let tails = Tails::default();
         (0..20).for_each(|block| {
             tails.pack(key(block), page(10).into());

@@ -228,7 +228,7 @@ fn versions_must_compare_the_epoch_first() {
 }
 
 #[test]
-fn one_acceptance_is_not_ownership() {
+fn acceptance_by_one_replica_is_not_ownership() {
     let setup = Setup::contest().broken(Variant::EpochQuorumOfOne);
     fails("epoch quorum of one", setup, ONE_OWNER);
 }

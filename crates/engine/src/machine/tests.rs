@@ -190,7 +190,7 @@ fn a_handover_names_its_successor_and_stands_back() {
 }
 
 #[test]
-fn what_is_wrong_with_the_machine_stops_a_node_that_never_served() {
+fn faults_of_the_host_stop_a_node_that_never_served() {
     let mut m = north();
     let failure = Failure {
         reason: "no such program".into(),

@@ -265,7 +265,7 @@ mod tests {
     }
 
     #[test]
-    fn what_an_operator_sets_is_checked_and_passed_on() {
+    fn parameters_of_operators_are_checked_and_passed_on() {
         assert!(with(&[("innodb_flush_log_at_trx_commit", "0")]).is_err());
         assert!(with(&[("innodb_page_size", "32k"), ("innodb_doublewrite", "0")]).is_err());
         assert!(with(&[("innodb_page_size", "17k")]).is_err());

@@ -198,7 +198,7 @@ mod tests {
     }
 
     #[test]
-    fn one_that_gets_there_soon_by_itself_goes_on() {
+    fn standby_that_catches_up_soon_continues() {
         let mut lag = behind(OnLag::Skip);
         // 40 MiB a second.
         lag.progressed(Lsn(110 * MIB), Lsn(220 * MIB), seconds(22));
@@ -209,7 +209,7 @@ mod tests {
     }
 
     #[test]
-    fn nobody_skips_too_early_or_against_the_setting() {
+    fn standbys_never_skip_too_early_or_against_the_setting() {
         for on_lag in [OnLag::Follow, OnLag::Wait] {
             assert!(!behind(on_lag).wants_look(seconds(20)));
         }

@@ -128,7 +128,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_not_known_is_not_zero() {
+    fn unknown_throughput_is_not_zero() {
         let read = rates(&[
             (0, Some(50), 0),
             (1, None, 10),

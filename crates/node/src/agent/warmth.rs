@@ -252,7 +252,7 @@ mod tests {
     }
 
     #[test]
-    fn no_more_is_read_than_the_cache_keeps() {
+    fn reads_are_limited_to_the_cache() {
         let found = |in_cache| Found {
             in_cache,
             missing: Vec::new(),

@@ -119,7 +119,7 @@ mod tests {
     /// What root makes, gives away or opens by name is in no directory of another user.
     // hazard: SEC-3
     #[test]
-    fn only_one_directory_is_postgresqls() {
+    fn postgresql_owns_one_directory() {
         let me = Uid::effective();
         if !me.is_root() {
             return;

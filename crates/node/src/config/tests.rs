@@ -180,7 +180,7 @@ fn nonsense_is_refused_and_says_what_to_change() {
 }
 
 #[test]
-fn what_leaves_the_machine_is_protected() {
+fn connections_that_leave_the_machine_are_protected() {
     let identity = "[tls]\nidentity = \"/etc/understudy/cluster.pem\"\n";
     let own = "[tls]\ncertificate = \"/c\"\nkey = \"/k\"\nca = \"/a\"\n";
     let elsewhere = |address: &str, tls: &str| {

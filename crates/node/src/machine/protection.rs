@@ -244,7 +244,7 @@ mod tests {
     }
 
     #[test]
-    fn nobody_is_enlisted_for_a_node_that_comes_back() {
+    fn spares_are_not_enlisted_for_a_node_that_comes_back() {
         let mut p = Protection::default();
         // It was the active, and looks around now.
         let back = [

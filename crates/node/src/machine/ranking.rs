@@ -169,7 +169,7 @@ mod tests {
     }
 
     #[test]
-    fn only_the_living_are_waited_for() {
+    fn dead_candidates_are_not_waited_for() {
         let name = |name| NodeName::new(name).unwrap();
         let mut ranking = Ranking::new(name("b"), name("old"));
         let mut look =

@@ -44,7 +44,7 @@ mod tests {
     use crate::relation::{Fork, Relation};
 
     #[test]
-    fn what_was_named_lately_is_remembered_and_the_rest_forgotten() {
+    fn recently_named_blocks_are_remembered_and_the_rest_forgotten() {
         let block = |block| RelationBlock {
             relation: Relation {
                 tablespace: 1663,

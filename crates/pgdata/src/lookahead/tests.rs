@@ -104,7 +104,7 @@ fn drain(ahead: &mut Lookahead) -> Vec<RelationBlock> {
 }
 
 #[test]
-fn only_what_redo_reads_is_wanted() {
+fn blocks_that_redo_does_not_read_are_not_wanted() {
     let flags = |flags: Flags, expected: bool| {
         let mut log = empty_log();
         log.append_record(HEAP, 0, &reference(0, 7, 3, flags), b"x");
@@ -204,7 +204,7 @@ fn a_record_is_taken_when_all_of_it_is_there() {
 }
 
 #[test]
-fn what_redo_has_passed_is_not_returned() {
+fn blocks_that_redo_has_passed_are_not_returned() {
     let mut log = empty_log();
     for block in 0..5000 {
         log.append_record(HEAP, 0, &plain(7, block), b"x");
@@ -239,7 +239,7 @@ fn a_block_that_redo_read_lately_is_not_wanted_again() {
 /// After a move of the base redo once waited for every block that had been in the overlay when its
 /// reference was looked at, one after the other.
 #[test]
-fn what_redo_has_still_to_come_to_is_returned_again_after_a_move() {
+fn blocks_ahead_of_redo_are_returned_again_after_a_move() {
     let mut log = empty_log();
     for block in 1..=4 {
         log.append_record(HEAP, 0, &plain(100, block), b"x");
@@ -263,7 +263,7 @@ fn what_redo_has_still_to_come_to_is_returned_again_after_a_move() {
 
 /// Reads as wanted, with redo following in steps of a page.
 #[test]
-fn it_stays_within_its_window_and_comes_to_the_end() {
+fn lookahead_stays_within_its_window_and_reaches_the_end() {
     let log = log_of(20_000);
     let limits = Limits {
         window_bytes: 256 << 10,
@@ -314,7 +314,7 @@ fn the_tail_is_left_to_what_passes_by() {
 }
 
 #[test]
-fn what_passes_by_behind_a_gap_makes_it_read_the_gap() {
+fn wal_behind_a_gap_makes_lookahead_read_the_gap() {
     let log = log_of(3000);
     let (start, end) = (log.start(), end_of(&log));
     let mut ahead = Lookahead::new(size(), Lsn(start.0 + 40), ALL);
@@ -355,7 +355,7 @@ fn redo_elsewhere_is_followed() {
 /// counted as unused until redo came there, and nothing was fetched for all the log before.
 // hazard: WAL-6
 #[test]
-fn what_was_fetched_for_redo_elsewhere_counts_no_more() {
+fn blocks_fetched_for_redo_elsewhere_no_longer_count() {
     let log = log_of(6000);
     let (start, end) = (log.start(), end_of(&log));
     let limits = Limits {

@@ -132,7 +132,7 @@ fn to_be_strict_again_keeps_what_was_answered_in_mind() {
 
 // hazard: ORDER-5
 #[test]
-fn only_segments_are_ordered_and_only_inside() {
+fn segments_alone_are_ordered_and_only_inside() {
     let mut server = Server::new(true);
     for other in ["pg_wal/00000002.history", "pg_wal/xlogtemp.7", "pg_wal"] {
         let token = server.sealer.log_sync_started(other);
@@ -196,7 +196,7 @@ fn a_log_that_is_stuck_is_known() {
 /// PostgreSQL writes a page while other sessions still copy into it.
 // hazard: ORDER-19
 #[test]
-fn what_is_still_being_copied_on_the_last_page_is_not_stuck() {
+fn copy_in_progress_on_the_last_page_is_not_stuck() {
     let mut server = Server::new(true);
     let (_, token, _) = server.commit();
     server.sealer.log_synced("", token);

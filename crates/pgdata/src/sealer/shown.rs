@@ -102,7 +102,7 @@ mod tests {
     }
 
     #[test]
-    fn what_had_to_be_forgotten_is_not_taken_for_shown() {
+    fn forgotten_positions_do_not_count_as_shown() {
         let mut unshown = Unshown::default();
         for xid in 3..3 + REMEMBERED_MAX as u32 {
             assert_eq!(unshown.wants_look(), unshown.commits.len() >= MANY);

@@ -193,7 +193,7 @@ mod tests {
     }
 
     #[test]
-    fn what_loses_commits_is_refused_with_the_reason() {
+    fn settings_that_lose_commits_are_refused_with_the_reason() {
         let refused = |text| check(&Configuration::parse([text])).unwrap_err();
         assert_eq!(refused(MAIN)[0].name, "wal_level");
         for off in ["off", "OFF", "of", "false", "f", "no", "n", "0"] {

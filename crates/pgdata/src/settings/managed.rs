@@ -232,7 +232,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_suitable_comes_first_and_what_operators_say_counts() {
+    fn suitable_settings_come_first_and_operators_override_them() {
         let own = "# mine\ncommit_delay = 7\n";
         let suitable = parameters(&[("commit_delay", "4000"), ("commit_siblings", "3")]);
         let with = with_suitable(own, &suitable);
@@ -257,7 +257,7 @@ mod tests {
     }
 
     #[test]
-    fn what_the_nodes_control_is_known_by_any_spelling() {
+    fn controlled_settings_are_known_by_any_spelling() {
         assert!(why_controlled("FSYNC").is_some());
         assert!(why_controlled("recovery_target_xid").is_some());
         assert!(why_controlled("work_mem").is_none());

@@ -65,7 +65,7 @@ proptest! {
 
     /// With a window of a few pages, feeding again from `starved` on always gets to the end.
     #[test]
-    fn what_did_not_fit_is_asked_for(lengths in lengths(), backwards in any::<bool>()) {
+    fn bytes_that_did_not_fit_are_asked_for(lengths in lengths(), backwards in any::<bool>()) {
         let log = log_of(&lengths);
         let mut follower =
             Follower::new(size(), Start::Page(log.start())).with_window(2 * PAGE as u64);

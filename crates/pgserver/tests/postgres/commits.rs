@@ -19,7 +19,7 @@ async fn client(cluster: &Cluster) -> Session {
 }
 
 #[tokio::test]
-async fn who_waits_for_a_flush_is_counted_and_who_sleeps_is_not() {
+async fn backends_waiting_for_a_flush_are_counted_and_sleeping_ones_are_not() {
     let mut cluster = Cluster::new();
     // Whoever flushes waits long before that, and others wait for it.
     for (name, value) in [("commit_delay", "100000"), ("commit_siblings", "0")] {

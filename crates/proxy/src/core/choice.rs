@@ -122,7 +122,7 @@ mod tests {
     }
 
     #[test]
-    fn only_who_has_the_version_is_chosen() {
+    fn standbys_without_the_version_are_not_chosen() {
         assert_eq!(chosen(95, 0).as_deref(), Some("a"));
         assert_eq!(chosen(95, 1).as_deref(), Some("a"));
         assert_eq!(chosen(101, 0), None);
@@ -161,7 +161,7 @@ mod tests {
     }
 
     #[test]
-    fn who_is_near_goes_first_if_it_has_the_version() {
+    fn near_standby_goes_first_if_it_has_the_version() {
         let topology = topology();
         let near = ["b".to_owned(), "elsewhere".to_owned()];
         let of = |required, turn| {

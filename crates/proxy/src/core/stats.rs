@@ -190,7 +190,7 @@ mod tests {
     }
 
     #[test]
-    fn what_comes_at_once_counts_one_by_one() {
+    fn simultaneous_events_count_one_by_one() {
         use Activity::{Idle, Statement};
         let tally = run(&[
             (0, Statement, 0, 0),

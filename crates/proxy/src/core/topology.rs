@@ -271,7 +271,7 @@ mod tests {
     }
 
     #[test]
-    fn only_a_run_that_was_told_is_the_actives() {
+    fn active_is_the_run_that_was_announced() {
         let mut topology = Topology::default();
         topology.hear(active(3));
         assert_eq!(topology.is_actives_run(ServerRun(7)), None);

@@ -319,7 +319,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn who_takes_longest_goes_when_there_are_too_many() {
+    fn slowest_login_goes_when_there_are_too_many() {
         let mut strangers = Strangers::default();
         let mut inside: Vec<_> = (0..STRANGERS).map(|_| strangers.enter()).collect();
         // The second was let in.

@@ -114,7 +114,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn only_what_is_new_counts() {
+    fn new_counts_alone_are_added() {
         let totals = Totals::default();
         let mut not_replayed = [0; REASONS.len()];
         not_replayed[1] = 2;

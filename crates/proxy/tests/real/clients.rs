@@ -144,7 +144,7 @@ async fn a_reset_goes_back_to_what_the_startup_message_said() {
 
 /// Whom a session is taken for, and its role, stay with it, also if `SET SESSION AUTHORIZATION` took the role away.
 #[tokio::test(flavor = "multi_thread")]
-async fn who_a_session_is_stays_with_it() {
+async fn identity_of_a_session_stays_with_it() {
     let site = Site::start("auth = \"trust\"\npool_mode = \"transaction\"\npool_size = 1").await;
     site.primary
         .sql(&["CREATE ROLE one", "CREATE ROLE two", "GRANT two TO one"]);
@@ -378,7 +378,7 @@ async fn settings_are_made_again_as_they_were() {
 
 /// What a text has committed stays on the connection, whatever fails after it: the next client must not have it.
 #[tokio::test(flavor = "multi_thread")]
-async fn nobody_gets_what_another_has_left() {
+async fn state_of_one_client_never_reaches_another() {
     let site = Site::start("auth = \"trust\"\npool_mode = \"transaction\"\npool_size = 1").await;
     let one = site.connect().await;
     let other = site.connect().await;

@@ -39,7 +39,7 @@ async fn clients_that_come_all_at_once_lose_nothing() {
 /// Functions are read every half minute. One that had been replaced since was taken for what it was before.
 // hazard: PROXY-68
 #[tokio::test(flavor = "multi_thread")]
-async fn what_a_function_of_a_moment_ago_sets_is_not_lost_without_a_word() {
+async fn setting_of_a_new_function_is_not_lost_without_a_word() {
     for mode in MODES {
         let site = Site::start(&format!("auth = \"trust\"\npool_mode = \"{mode}\"")).await;
         let conninfo = database(&site, TENANTS).await;

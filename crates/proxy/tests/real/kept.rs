@@ -113,7 +113,7 @@ async fn values_that_were_told_are_kept() {
 
 /// `currval` would be the number of another row than in the first run, and nothing in the answers would tell.
 #[tokio::test(flavor = "multi_thread")]
-async fn what_goes_by_currval_is_not_run_again_with_another_number() {
+async fn statement_with_currval_is_not_run_again_with_another_number() {
     let site = Site::start("auth = \"trust\"").await;
     let client = site.connect().await;
     client.batch_execute(TABLES).await.expect("tables");

@@ -24,7 +24,7 @@ async fn number(client: &Client, text: &str) -> i64 {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn who_keeps_still_for_too_long_is_sent_away() {
+async fn idle_clients_are_disconnected() {
     let limits = "client_idle_timeout = \"500ms\"\nidle_transaction_timeout = \"1500ms\"";
     for mode in ["session", "transaction"] {
         let site = Site::start(&format!(
@@ -102,7 +102,7 @@ async fn postgresql_sees_where_a_client_comes_from() {
 
 /// A client that went away while it waited was counted as waiting for good.
 #[tokio::test(flavor = "multi_thread")]
-async fn who_waits_is_counted_as_long_as_it_waits() {
+async fn waiting_client_is_counted_as_long_as_it_waits() {
     let site = Site::start("auth = \"trust\"\npool_mode = \"transaction\"\npool_size = 1\nadmin_users = [\"postgres\"]").await;
     let waiting = || {
         let metrics = site.proxy.metrics();

@@ -132,7 +132,7 @@ async fn pools_of_a_user_share_its_connections() {
 
 /// Many more clients than connections, of three users: all are served, in turn, and the limit holds.
 #[tokio::test(flavor = "multi_thread")]
-async fn nobody_starves_behind_a_shared_limit() {
+async fn clients_do_not_starve_behind_a_shared_limit() {
     let site = start("pool_mode = \"transaction\"\nmax_db_connections = 2").await;
     let mut working = Vec::new();
     for user in ["ann", "bob", "eve"] {

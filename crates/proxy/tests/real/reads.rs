@@ -60,7 +60,7 @@ async fn reads_see_what_they_must() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn what_is_no_plain_read_stays_on_the_active() {
+async fn statements_other_than_plain_reads_stay_on_the_active() {
     let site = Site::start("auth = \"trust\"\n[reads]\nmode = \"any\"").await;
     let client = site.connect().await;
     client
@@ -240,7 +240,7 @@ async fn a_transaction_that_only_reads_leaves_nothing_on_the_standby() {
 /// whose policy does.
 // hazard: PROXY-63
 #[tokio::test(flavor = "multi_thread")]
-async fn what_writes_when_it_is_read_is_found_in_the_catalog() {
+async fn relations_that_write_when_they_are_read_are_found_in_the_catalog() {
     let site = Site::start("auth = \"trust\"").await;
     site.primary.sql(&[
         "CREATE DATABASE d",

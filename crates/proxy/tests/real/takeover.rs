@@ -75,7 +75,7 @@ async fn idle_sessions_and_open_transactions_go_on() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn what_cannot_be_made_anew_is_told() {
+async fn unrestorable_state_is_reported() {
     let site = Site::start("auth = \"trust\"").await;
     let client = site.connect().await;
     client
@@ -152,7 +152,7 @@ async fn in_block(client: &Client, value: i64) -> Result<(), tokio_postgres::Err
 
 // hazard: PROXY-2
 #[tokio::test(flavor = "multi_thread")]
-async fn no_commit_is_lost_or_told_wrongly() {
+async fn commits_are_never_lost_or_reported_wrongly() {
     for mode in MODES {
         let site = Site::start(&format!("auth = \"trust\"\npool_mode = \"{mode}\"")).await;
         let client = site.connect().await;
@@ -226,7 +226,7 @@ async fn no_commit_is_lost_or_told_wrongly() {
 /// What was committed before `AND CHAIN` was run again with what came behind it.
 // hazard: PROXY-3
 #[tokio::test(flavor = "multi_thread")]
-async fn what_a_chain_has_committed_is_there_once() {
+async fn committed_part_of_a_chain_is_there_once() {
     let site = Site::start("auth = \"trust\"").await;
     let mut clients = Vec::new();
     for (at, next) in ["COMMIT AND CHAIN", "COMMIT; BEGIN"]

@@ -361,7 +361,7 @@ async fn read_answer(stream: &mut Stream, least_bytes: usize) {
 /// before it makes its writer wait, so one of these answers ends just after that.
 // hazard: PROXY-35
 #[tokio::test(flavor = "multi_thread")]
-async fn who_reads_an_encrypted_answer_late_gets_all_of_it() {
+async fn late_reader_of_an_encrypted_answer_gets_all_of_it() {
     let place = Place::new(None);
     let serving = proxy_with_certificate(&place, "trust");
     connect(&serving).await.expect("it listens");

@@ -190,7 +190,7 @@ const MAKES: &[&str] = &[
 /// Two leaders had the lock, each on a server of its own, and neither was told.
 // hazard: PROXY-72
 #[tokio::test(flavor = "multi_thread")]
-async fn what_a_function_makes_binds_the_session_or_goes_along() {
+async fn objects_made_by_a_function_bind_the_session_or_go_along() {
     for mode in MODES {
         let site = Site::start(&format!("auth = \"trust\"\npool_mode = \"{mode}\"")).await;
         database(&site, MAKES).await;
@@ -230,7 +230,7 @@ async fn what_a_function_makes_binds_the_session_or_goes_along() {
 /// The remote server had two rows, or a client was told to try again.
 // hazard: PROXY-66
 #[tokio::test(flavor = "multi_thread")]
-async fn what_reaches_out_is_not_run_again_and_said_so() {
+async fn statement_that_reaches_out_is_not_run_again_and_the_client_is_told() {
     let site = Site::start("auth = \"trust\"").await;
     let directory = site.primary.directory().display().to_string();
     database(
@@ -442,7 +442,7 @@ async fn a_bound_counts_from_the_active() {
 
 /// What a standby would tell of itself is asked of the active.
 #[tokio::test(flavor = "multi_thread")]
-async fn what_the_log_does_not_have_is_read_on_the_active() {
+async fn state_outside_of_the_log_is_read_on_the_active() {
     let site = Site::start("auth = \"trust\"\n[reads]\nmode = \"strong\"\nwait = \"5s\"").await;
     database(&site, &["CREATE SEQUENCE s", "CREATE TABLE t (a int)"]).await;
     let client = connect(&site).await;

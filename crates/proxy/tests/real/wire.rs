@@ -297,7 +297,7 @@ async fn a_pipeline_without_its_end_is_answered() {
 /// What a statement has made of a table is another client's, or older than a change of it: whoever prepares it again asks for
 /// what is there now. It was an error, or described the table as it had been.
 #[tokio::test(flavor = "multi_thread")]
-async fn what_is_prepared_is_what_is_there() {
+async fn prepared_statements_follow_changes_of_their_table() {
     let site = Site::start("auth = \"trust\"\npool_mode = \"transaction\"\npool_size = 1").await;
     site.primary.sql(&["CREATE TABLE t (a int)"]);
     tokio::task::block_in_place(|| {

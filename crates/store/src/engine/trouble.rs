@@ -96,7 +96,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn only_wrong_contents_are_damage() {
+    fn wrong_contents_alone_are_damage() {
         let system = |errno: Errno| io::Error::from_raw_os_error(errno as i32);
         for errno in [Errno::EIO, Errno::EMFILE, Errno::ENFILE, Errno::ENOMEM] {
             for error in [

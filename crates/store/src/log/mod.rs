@@ -303,7 +303,7 @@ mod tests {
     }
 
     #[test]
-    fn only_the_last_record_may_be_torn() {
+    fn torn_record_must_be_the_last() {
         let (dir, _) = written(5);
         let bytes = std::fs::read(path(&dir)).unwrap();
         for (record, expected) in [(4, Ok(vec![3, 4])), (3, Err(4)), (2, Err(3))] {

@@ -241,7 +241,7 @@ mod tests {
     }
 
     #[test]
-    fn what_a_tenant_forges_is_none() {
+    fn forged_record_of_a_tenant_is_none() {
         let forged = Draft::new().seal(0, Sequence(u64::MAX));
         assert!(Record::find(SECRET, &forged.into()).is_none());
     }

@@ -88,7 +88,7 @@ mod tests {
     }
 
     #[test]
-    fn what_can_never_fit_gets_no_place() {
+    fn record_that_can_never_fit_gets_no_place() {
         let mut ring = Ring::new(4 * ALIGN);
         assert_eq!(ring.place(5 * ALIGN, ring.head()), None);
     }
@@ -96,7 +96,7 @@ mod tests {
     proptest! {
         /// Against a list of the records that are not released.
         #[test]
-        fn no_place_overlaps_what_is_not_released(
+        fn places_never_overlap_unreleased_ones(
             steps in prop::collection::vec((1..9u64, any::<bool>()), 1..200),
         ) {
             let capacity = 16 * ALIGN;

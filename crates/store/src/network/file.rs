@@ -167,7 +167,7 @@ mod tests {
     }
 
     #[test]
-    fn what_makes_no_sense_is_refused_with_a_reason() {
+    fn invalid_files_are_refused_with_a_reason() {
         let link = "[[link]]\nbetween = [\"a\", \"b\"]\n";
         for (text, reason) in [
             (format!("{link}latncy = \"1ms\""), "latncy"),
@@ -186,7 +186,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_written_is_read_back() {
+    fn written_file_is_read_back() {
         let dir = tempfile::tempdir().unwrap();
         let file = dir.path().join("network.toml");
         let mut network = Network::default();

@@ -166,7 +166,7 @@ fn connecting_over_a_cut_link_hangs_until_it_is_healed() {
 }
 
 #[test]
-fn what_a_dead_client_sent_over_a_cut_link_arrives_late() {
+fn writes_of_a_dead_client_over_a_cut_link_arrive_late() {
     let t = Far::new(&far());
     let mut c = t.client("far");
     assert!(c.own(1, "owner/1"));

@@ -32,7 +32,7 @@ fn onto(from: u64, generation: Generation, to: u64, at: Generation) -> (BlockWri
 }
 
 #[test]
-fn what_is_there_is_put_before_what_is_sent_wherever_it_is() {
+fn stored_beginning_is_put_before_the_sent_rest_wherever_it_is() {
     let t = TestZone::new();
     let mut c = Client::owner(&t.address, "v", 1);
     c.write(write(key(1, 0), g(1, 1), v(1, 1)));
@@ -56,7 +56,7 @@ fn what_is_there_is_put_before_what_is_sent_wherever_it_is() {
 }
 
 #[test]
-fn what_begins_with_something_else_than_is_there_is_refused_and_changes_nothing() {
+fn write_with_another_beginning_than_the_stored_one_is_refused_and_changes_nothing() {
     let t = TestZone::new();
     let mut c = Client::owner(&t.address, "v", 1);
     c.write(write(key(1, 0), g(1, 1), v(1, 1)));
@@ -83,7 +83,7 @@ fn what_begins_with_something_else_than_is_there_is_refused_and_changes_nothing(
 }
 
 #[test]
-fn one_that_was_written_over_is_done_whatever_it_begins_with() {
+fn overwritten_write_is_done_whatever_it_begins_with() {
     let t = TestZone::new();
     let mut c = Client::owner(&t.address, "v", 1);
     c.write(write(key(1, 0), g(1, 2), v(1, 9)));

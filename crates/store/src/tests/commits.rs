@@ -12,7 +12,7 @@ const CLIENTS: u64 = 6;
 const FLUSHES: u64 = 200;
 
 #[test]
-fn no_flush_is_left_lying_when_many_come_at_once() {
+fn flushes_are_all_answered_when_many_come_at_once() {
     let zone = TestZone::with(StoreConfig {
         // A flush that nobody takes would be taken by this otherwise.
         commit_delay: Duration::from_secs(3600),
@@ -42,7 +42,7 @@ fn no_flush_is_left_lying_when_many_come_at_once() {
 }
 
 #[test]
-fn what_nobody_waits_for_is_durable_in_time() {
+fn unawaited_writes_are_durable_in_time() {
     let zone = TestZone::new();
     let mut writer = Client::owner(&zone.address, "v", 1);
     let mut other = Client::owner(&zone.address, "w", 1);

@@ -61,7 +61,7 @@ impl Drop for Process {
 }
 
 #[test]
-fn what_was_acknowledged_survives_sigkill() {
+fn acknowledged_writes_survive_sigkill() {
     let dir = tempfile::tempdir().unwrap();
     let mut acked: HashMap<(BlockKey, Generation), Version> = HashMap::new();
     for epoch in 1..=4u32 {

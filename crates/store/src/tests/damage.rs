@@ -190,7 +190,7 @@ fn a_directory_of_another_format_is_refused() {
 /// A record of the directory that a newer release had written was called damage, with the advice to throw the zone away.
 // hazard: U3
 #[test]
-fn what_is_not_understood_is_not_called_damaged() {
+fn unknown_formats_are_not_called_damaged() {
     let dir = tempfile::tempdir().unwrap();
     drop(Zone::open(dir.path(), config()).unwrap());
     {

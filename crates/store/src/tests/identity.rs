@@ -77,7 +77,7 @@ fn a_client_of_the_version_before_is_answered_as_before() {
 /// One server under two addresses: k = 2 would be one disk.
 // hazard: ZONE-1
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn one_store_under_two_addresses_counts_once() {
+async fn store_under_two_addresses_counts_once() {
     let zones = three_zones().await;
     let other = zones[0].dir.path().join("other");
     let other = format!("unix:{}", other.display());

@@ -173,7 +173,7 @@ proptest! {
     #![proptest_config(ProptestConfig { cases: 64, ..ProptestConfig::default() })]
 
     #[test]
-    fn what_was_committed_survives(steps in prop::collection::vec(step(), 1..60)) {
+    fn committed_writes_survive(steps in prop::collection::vec(step(), 1..60)) {
         let mut store = Store::new();
         for step in &steps {
             store.take(step);
@@ -185,7 +185,7 @@ proptest! {
 }
 
 #[test]
-fn what_was_synced_and_is_lost_all_the_same_is_refused() {
+fn loss_of_synced_writes_is_refused() {
     for large in [false, true] {
         let mut store = Store::new();
         for block in 0..BLOCKS {

@@ -146,7 +146,7 @@ fn a_volume_is_made_once() {
 /// A node of release 0.1 does not look at the number of what may be written: it owned the epoch, and could not go on.
 // hazard: U2
 #[test]
-fn who_does_not_read_what_may_be_written_owns_no_epoch_and_is_not_let_in() {
+fn node_that_cannot_read_the_written_forms_owns_no_epoch_and_is_refused() {
     let t = TestZone::new();
     let mut owner = Client::owner(&t.address, "v", 1);
     let mut old = Client::silent(&t.address);

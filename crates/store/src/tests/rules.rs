@@ -231,7 +231,7 @@ fn a_full_zone_refuses_writes_and_recovers_by_itself() {
 }
 
 #[test]
-fn what_cannot_be_opened_or_listened_on_is_said_clearly() {
+fn unusable_directories_and_addresses_are_named_clearly() {
     let t = TestZone::new();
     let dir = t.dir.path().join("zone");
     let error = Zone::open(&dir, config()).err().unwrap();

@@ -66,7 +66,7 @@ fn an_older_write_does_not_replace_what_cannot_be_read() {
 
 // hazard: ZONE-36
 #[test]
-fn who_asks_what_cannot_be_read_is_told_to_ask_again() {
+fn reader_of_an_unreadable_block_is_told_to_ask_again() {
     let (engine, t, mut c) = stored();
     let questions = [
         Request::Read {
@@ -105,7 +105,7 @@ fn who_asks_what_cannot_be_read_is_told_to_ask_again() {
 
 // hazard: ZONE-36
 #[test]
-fn what_is_to_be_given_back_is_given_back_once_files_can_be_read() {
+fn space_is_given_back_once_files_can_be_read() {
     let (engine, t, mut c) = stored();
     engine.fail_reads(12, 2);
     let remove = Request::RemoveFiles {

@@ -314,7 +314,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_in_force_stands_below() {
+    fn notes_in_force_stand_below_the_table() {
         let mut status = example();
         assert_eq!(notes(&status.control), "");
         status.control = serde_json::from_value(json!({

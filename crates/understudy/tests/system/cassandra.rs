@@ -150,7 +150,7 @@ async fn commits(session: Client) -> bool {
 
 #[tokio::test(flavor = "multi_thread")]
 #[ignore = "on Cassandra: make test-cassandra"]
-async fn one_node_killed_is_noticed_by_no_client() -> Result<()> {
+async fn killed_node_is_noticed_by_no_client() -> Result<()> {
     let mut cluster = Box::pin(CassandraStage::open("nodes", true, "wide")).await?;
     // The active's own copy, which coordinates for it; the standby's; the third one.
     for node in 0..3 {

@@ -33,7 +33,7 @@ async fn two_kills_in_a_row_lose_nothing_and_the_dead_come_back() -> Result<()> 
 
 #[tokio::test(flavor = "multi_thread")]
 #[ignore = "system test: make test-system"]
-async fn who_comes_back_redoes_no_log_of_takeovers_before() -> Result<()> {
+async fn returning_node_replays_no_wal_of_earlier_takeovers() -> Result<()> {
     // PostgreSQL by itself would complete no checkpoint in this test.
     let mut stage = Stage::with_options("hurried", &["north", "south"], |options| {
         let never = ("checkpoint_timeout".to_owned(), "1h".to_owned());
@@ -207,7 +207,7 @@ async fn first_row(server: &Server, n: i32) -> Result<()> {
 /// Others come back later: nothing else writes in the first moments of an epoch.
 #[tokio::test(flavor = "multi_thread")]
 #[ignore = "system test: make test-system"]
-async fn what_a_new_active_acknowledges_first_outlives_it() -> Result<()> {
+async fn first_acknowledged_writes_of_a_new_active_outlive_it() -> Result<()> {
     let mut stage = Stage::set("first-rows").await?;
     let mut active = stage.cluster.wait_active(TIMEOUT).await?;
     let client = connect(&stage.cluster.server(&active)?.config()).await?;

@@ -52,7 +52,7 @@ fn demo(test: &str, passes: bool, more: &str) -> Result<Value> {
 
 #[test]
 #[ignore = "system test: make test-system"]
-fn one_machine_loses_nothing_and_keeps_its_connections() -> Result<()> {
+fn machine_loses_nothing_and_keeps_its_connections() -> Result<()> {
     let report = demo("machine", true, "--kills 1 --duration 6s")?;
     ensure!(report["lost"] == 0 && report["amcheck"] == "OK");
     ensure!(report["connections"] == 4 && report["connections_kept"] == 4);

@@ -91,7 +91,7 @@ async fn a_handover_and_a_stop_of_everything_lose_nothing() -> Result<()> {
 
 #[tokio::test(flavor = "multi_thread")]
 #[ignore = "system test: make test-system"]
-async fn what_cannot_work_is_refused_with_a_remedy() -> Result<()> {
+async fn impossible_settings_are_refused_with_a_remedy() -> Result<()> {
     let mut stage = Stage::with_nodes("refusals", &["north"]).await?;
     let table = [
         (

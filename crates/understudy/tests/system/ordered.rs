@@ -184,7 +184,7 @@ async fn a_wait_that_is_cancelled_is_told_apart() -> Result<()> {
 // hazard: ORDER-8
 #[tokio::test(flavor = "multi_thread")]
 #[ignore = "system test: make test-system"]
-async fn nobody_else_is_sent_the_log() -> Result<()> {
+async fn other_receivers_are_not_sent_the_log() -> Result<()> {
     let mut stage = stage("ordered-alone").await?;
     let active = stage.cluster.wait_active(TIMEOUT).await?;
     let server = stage.cluster.server(&active)?;

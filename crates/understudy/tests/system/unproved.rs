@@ -38,7 +38,7 @@ async fn read(client: Client, answers: Arc<Mutex<Vec<Answer>>>) {
 // hazard: NODE-21
 #[tokio::test(flavor = "multi_thread")]
 #[ignore = "system test: make test-system"]
-async fn who_is_connected_to_an_active_that_is_cut_off_reads_nothing_old() -> Result<()> {
+async fn client_of_a_cut_off_active_reads_nothing_old() -> Result<()> {
     let network = Some(Network::default());
     let mut stage = Stage::over("unproved", &["north", "south"], network).await?;
     let old = stage.cluster.wait_active(TIMEOUT).await?;

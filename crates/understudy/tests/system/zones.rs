@@ -11,7 +11,7 @@ use crate::stage::{Stage, TIMEOUT};
 
 #[tokio::test(flavor = "multi_thread")]
 #[ignore = "system test: make test-system"]
-async fn one_zone_lost_costs_nothing_and_two_only_time() -> Result<()> {
+async fn loss_of_one_zone_costs_nothing_and_of_two_only_time() -> Result<()> {
     let mut stage = Stage::set("zones").await?;
     stage.cluster.kill_zone(1).context("zone 1 runs")?;
     stage.commits(200).await?;

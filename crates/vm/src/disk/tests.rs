@@ -184,7 +184,7 @@ fn an_image_that_was_closed_is_written_no_more() {
 }
 
 #[test]
-fn what_is_durable_is_not_flushed_again() {
+fn durable_blocks_are_not_flushed_again() {
     let (directory, disk) = disk();
     // What others have written to the image is not known.
     assert!(disk.flush().unwrap());

@@ -145,7 +145,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn whoever_lost_the_epoch_writes_no_record() {
+    async fn host_that_lost_the_epoch_writes_no_record() {
         let cluster = MemoryCluster::new(VolumeSettings::default());
         let zones = |name: &str| {
             Zones::new(

@@ -348,7 +348,7 @@ mod tests {
         }
 
         #[test]
-        fn what_nobody_encoded_does_no_harm(input in proptest::collection::vec(any::<u8>(), 0..200)) {
+        fn random_bytes_do_no_harm(input in proptest::collection::vec(any::<u8>(), 0..200)) {
             if let Ok(all) = changes(&input, PAGES) {
                 let mut page = ZEROS;
                 all.iter().for_each(|(_, change)| change.apply(&mut page));

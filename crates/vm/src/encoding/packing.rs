@@ -148,7 +148,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn what_was_packed_is_unpacked(
+        fn packed_pages_are_unpacked(
             parts in prop::collection::vec(
                 (prop::collection::vec((any::<u8>(), 0..300_usize), 0..20), prop::collection::vec(any::<u8>(), 0..600), any::<bool>()),
                 0..20,
@@ -185,7 +185,7 @@ mod tests {
     }
 
     #[test]
-    fn what_was_sent_before_costs_little() {
+    fn pages_sent_before_cost_little() {
         let mut state = 1_u64;
         let noise = std::iter::repeat_with(|| {
             state = state

@@ -208,7 +208,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_was_found_is_remembered_for_this_boot_and_program() {
+    fn accelerator_is_remembered_for_this_boot_and_program() {
         let directory = tempfile::tempdir().unwrap();
         let file = directory.path().join("acceleration");
         let qemu = Path::new("/usr/bin/true");

@@ -170,7 +170,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_written_is_read_and_the_rest_takes_no_memory() {
+    fn written_pages_are_read_and_the_rest_takes_no_memory() {
         let (_directory, memory) = memory(64);
         memory.write(3, &[7; 2 * PAGE]).unwrap();
         memory.write(63, &[9; PAGE]).unwrap();
@@ -197,7 +197,7 @@ mod tests {
     }
 
     #[test]
-    fn it_does_not_grow() {
+    fn memory_does_not_grow() {
         let (_directory, memory) = memory(4);
         for (first, length) in [(4, PAGE), (3, 2 * PAGE), (0, PAGE + 1), (u64::MAX, PAGE)] {
             memory.write(first, &vec![0; length]).unwrap_err();
@@ -209,7 +209,7 @@ mod tests {
     }
 
     #[test]
-    fn it_is_new_every_time_and_goes_with_its_owner() {
+    fn memory_is_new_every_time_and_goes_with_its_owner() {
         let (directory, first) = memory(1);
         first.write(0, &[1; PAGE]).unwrap();
         let path = directory.path().join("memory");

@@ -205,7 +205,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_missing_is_named() {
+    fn missing_requirements_are_named() {
         let error = check_program(Path::new("/nonexistent/qemu")).unwrap_err();
         assert!(
             error

@@ -437,7 +437,7 @@ mod tests {
     }
 
     #[test]
-    fn what_cannot_work_is_refused_before_anything_is_made() {
+    fn impossible_images_are_refused_before_anything_is_made() {
         type Spoil = fn(&mut Create);
         if !nix::unistd::Uid::effective().is_root() {
             return;
@@ -472,7 +472,7 @@ mod tests {
     }
 
     #[test]
-    fn only_what_apt_reads_are_sources() {
+    fn sources_are_the_files_that_apt_reads() {
         let apt = tempfile::tempdir().unwrap();
         sources(apt.path()).unwrap_err();
         let list = apt.path().join("sources.list.d");

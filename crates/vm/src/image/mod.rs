@@ -213,7 +213,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_is_no_image_is_not_opened() {
+    fn invalid_images_are_not_opened() {
         let directory = tempfile::tempdir().unwrap();
         let open = || Image::open(directory.path());
         let manifest = |format: u32| {

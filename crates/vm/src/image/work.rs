@@ -190,7 +190,7 @@ mod tests {
 
     /// mmdebstrap failed under a program that had left seven descriptors open.
     #[tokio::test]
-    async fn what_was_inherited_is_not_passed_on() {
+    async fn inherited_descriptors_are_not_passed_on() {
         use std::os::fd::AsRawFd;
         let file = tempfile::tempfile().unwrap();
         nix::fcntl::fcntl(

@@ -177,7 +177,7 @@ mod tests {
     }
 
     #[test]
-    fn only_what_is_said_inside_a_transaction_passes() {
+    fn messages_pass_inside_a_transaction_only() {
         let mut conversation = greeted();
         let row = message(b'D', &[0; 3000]);
         let mut steps = vec![

@@ -30,7 +30,7 @@ async fn the_copy_equals_the_machine_after_a_thousand_checkpoints_and_goes_on() 
 
 #[tokio::test(flavor = "multi_thread")]
 #[ignore = "a whole machine"]
-async fn one_machine_is_copied_byte_for_byte_and_goes_on() {
+async fn machine_is_copied_byte_for_byte_and_continues() {
     checkpoints(1, 100).await;
 }
 

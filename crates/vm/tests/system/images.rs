@@ -137,7 +137,7 @@ async fn mariadb_answers_in_a_machine() {
 
 #[tokio::test(flavor = "multi_thread")]
 #[ignore = "a whole machine"]
-async fn what_runs_the_guest_is_found_by_booting() {
+async fn accelerator_is_found_by_booting() {
     let stage = Stage::new();
     let image = image(Database::PostgreSql).await;
     let remembered = stage.path().join("acceleration");

@@ -220,7 +220,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn it_is_spread_evenly_and_hurried_when_it_is_late_or_waited_for() {
+    fn write_back_is_spread_evenly_and_hurried_when_it_is_late_or_waited_for() {
         let now = Instant::now();
         let in_ten = Pace::Until(now + Duration::from_secs(10));
         let later = |seconds| now + Duration::from_secs(seconds);

@@ -212,7 +212,7 @@ mod tests {
 
     /// Whoever found its claim standing relies on that for a while.
     #[tokio::test]
-    async fn what_a_former_claim_names_stays_for_the_grace() {
+    async fn images_of_a_former_claim_stay_for_the_grace() {
         let scene = Scene::new();
         let first = scene.begin().await;
         assert!(scene.change(&first, 1).await);

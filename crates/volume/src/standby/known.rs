@@ -406,7 +406,7 @@ mod tests {
     }
 
     #[test]
-    fn what_was_read_holds_from_its_generation_to_the_base() {
+    fn read_blocks_hold_from_their_generation_to_the_base() {
         let known = known();
         assert_eq!(known.cached(&base(3), key(1)), Some(block(2, 20)));
         for (number, holds) in [(1, false), (2, true), (3, true), (4, false)] {
@@ -473,7 +473,7 @@ mod tests {
     }
 
     #[test]
-    fn what_the_overlay_had_is_kept_for_the_base_that_has_it_and_later_ones() {
+    fn overlay_blocks_are_kept_for_the_base_that_has_them_and_later_ones() {
         let known = known();
         let ours = Bytes::from(vec![7; 4096]);
         known.follow(

@@ -235,7 +235,7 @@ fn a_file_that_redo_made_over_another_and_removed_does_not_come_back() {
 }
 
 #[test]
-fn what_redo_removed_from_a_kept_directory_stays_removed() {
+fn files_removed_by_redo_from_a_kept_directory_stay_removed() {
     let mut active = Builder::new();
     active.make_dir("base/6");
     active.file("base/6/1000", 2);
@@ -319,7 +319,7 @@ fn a_file_that_redo_made_and_removed_under_one_stamp_stays_empty() {
 // comes again: redo takes the stub for the new relation's file, the active has made another one.
 // hazard: N8
 #[test]
-fn what_redo_did_to_a_stub_stays_when_the_next_base_has_another_file_there() {
+fn changes_by_redo_to_a_stub_stay_when_the_next_base_has_another_file_there() {
     let mut active = Builder::new();
     let stub = active.file("base/5/1000", 0);
     let idle = active.file("base/5/1001", 0);
@@ -529,7 +529,7 @@ fn a_stub_where_an_unlogged_relation_is_now_is_not_kept() {
 // a move need not keep it: kept, it came back at a takeover without a name, and with what had been cut from it.
 // hazard: PAGE-4
 #[test]
-fn what_is_in_a_hidden_directory_is_not_kept() {
+fn files_in_a_hidden_directory_are_not_kept() {
     let mut active = Builder::new();
     let mut state = attached(active.seal(1, 100, 200));
     at(&mut state, 600);

@@ -230,7 +230,7 @@ mod tests {
     }
 
     #[test]
-    fn what_arrives_long_after_the_last_look_is_in_doubt_until_a_later_one() {
+    fn answers_long_after_the_last_look_are_in_doubt_until_a_later_one() {
         let mut standing = Standing::default();
         assert_eq!(judge(&standing, true, 0), Verdict::InDoubt);
         let (early, began) = (standing.look(at(90)), standing.look(at(100)));
@@ -252,7 +252,7 @@ mod tests {
     }
 
     #[test]
-    fn that_a_block_is_absent_needs_a_look_that_began_later_whatever_the_clock_says() {
+    fn absence_of_a_block_needs_a_look_that_began_later_whatever_the_clock_says() {
         let mut standing = Standing::default();
         let under_way = standing.look(at(100));
         let arrived = standing.arrival(at(100));

@@ -28,7 +28,7 @@ fn write(state: &mut State, ino: Ino, block: u64) {
 }
 
 #[test]
-fn what_the_active_did_after_the_seal_is_not_seen_but_log_and_configuration_are() {
+fn changes_of_the_active_after_the_seal_are_not_seen_but_log_and_configuration_are() {
     let mut active = Builder::new();
     let old = active.file("base/5/1000", 4);
     let gone = active.file("base/5/1001", 1);

@@ -49,7 +49,7 @@ async fn open_yielding(volume: &Volume) -> (Arc<Yielding>, Life) {
 
 /// Every read of old contents lets the other writers run before it returns.
 #[tokio::test]
-async fn no_partial_write_is_lost_to_another_one_of_the_same_block() {
+async fn partial_writes_of_one_block_are_all_kept() {
     let volume = Volume::format().await;
     let before = volume.open().await;
     before.create("wal", NewInode::Directory);
@@ -78,7 +78,7 @@ async fn no_partial_write_is_lost_to_another_one_of_the_same_block() {
 
 /// A commit waited until the pages of others were packed: both need the lock that orders all writes.
 #[tokio::test]
-async fn nobody_waits_for_what_is_being_packed() {
+async fn packing_blocks_no_other_writer() {
     let volume = Volume::format().await;
     let (storage, life) = open_yielding(&volume).await;
     let life = Arc::new(life);

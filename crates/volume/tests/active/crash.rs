@@ -13,7 +13,7 @@ use crate::common::{BLOCK, Volume};
 const NOW: Timestamp = Timestamp(4);
 
 #[tokio::test]
-async fn what_was_synced_is_there_after_any_crash() {
+async fn synced_writes_are_there_after_any_crash() {
     for seed in 0..80 {
         let mut rng = SmallRng::seed_from_u64(seed);
         let volume = Volume::format().await;
@@ -153,7 +153,7 @@ async fn the_log_is_cut_at_its_end_and_keeps_its_size() {
 
 /// Blocks that reached the replicas without the journal's word for the new size.
 #[tokio::test]
-async fn what_a_dead_epoch_stored_behind_the_end_stays_hidden_when_the_file_grows() {
+async fn blocks_of_a_dead_epoch_behind_the_end_stay_hidden_when_the_file_grows() {
     for by_write in [true, false] {
         let volume = Volume::format().await;
         let life = volume.open().await;

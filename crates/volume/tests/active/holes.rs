@@ -36,7 +36,7 @@ async fn zeros_over_what_was_written_are_stored() {
 }
 
 #[tokio::test]
-async fn what_was_cut_off_does_not_come_back_under_zeros() {
+async fn truncated_blocks_do_not_come_back_under_zeros() {
     let volume = Volume::format().await;
     let life = volume.open().await;
     let file = life.create("1", NewInode::File).ino;

@@ -86,7 +86,7 @@ fn firsts(file: Vec<u8>) -> Vec<u8> {
 /// What it is about: blocks that were given back read as empty pages.
 // hazard: NODE-4
 #[tokio::test]
-async fn who_does_not_look_reads_empty_pages() {
+async fn standby_that_does_not_look_reads_empty_pages() {
     let (volume, active, _, standby) = scene(None).await;
     forget(&volume, &active, &Hours::default()).await;
     assert_eq!(firsts(standby.read(FILE).await.unwrap()), [0, 0, 0]);

@@ -384,7 +384,7 @@ async fn a_change_between_plan_and_move_stays() {
 /// written in the cache. Then redo wrote the block out once more, to a full overlay, so this copy went to the local
 /// disk and the next move did not keep it: redo read the first one again, without the change.
 #[tokio::test]
-async fn what_a_move_does_not_keep_is_read_from_the_base_and_not_as_an_earlier_move_kept_it() {
+async fn blocks_not_kept_by_a_move_are_read_from_the_base_and_not_from_an_earlier_move() {
     let volume = Volume::new();
     let (_, active) = volume.init().await;
     active.put("base/5/1000", &blocks(&[1; 4])).await;

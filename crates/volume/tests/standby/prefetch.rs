@@ -38,7 +38,7 @@ async fn attached(volume: &Volume) -> (Database, Arc<StandbyView>, Database) {
 }
 
 #[tokio::test]
-async fn what_is_at_hand_or_not_there_is_not_fetched() {
+async fn cached_or_absent_blocks_are_not_fetched() {
     let volume = Volume::new();
     let (_active, view, standby) = attached(&volume).await;
     for block in 0..3 {
@@ -65,7 +65,7 @@ async fn what_is_at_hand_or_not_there_is_not_fetched() {
 
 /// Blocks that redo had read took the places of those that it had yet to read.
 #[tokio::test]
-async fn what_redo_has_read_makes_room() {
+async fn blocks_read_by_redo_make_room() {
     let volume = Volume::new();
     let (_active, view, standby) = attached(&volume).await;
     view.prefetch(TABLE, 0).unwrap().await.unwrap();

@@ -69,7 +69,7 @@ async fn reading(view: &Arc<StandbyView>, standby: &Database) -> (ReadStats, Vec
 }
 
 #[tokio::test]
-async fn what_no_list_names_stays_cached_across_moves_and_what_one_names_does_not() {
+async fn unlisted_blocks_stay_cached_across_moves_and_listed_ones_do_not() {
     let (volume, active) = sealed(&[1, 2, 3, 4]).await;
     let (view, standby) = volume.attach().await;
     assert_eq!(reading(&view, &standby).await.0.unknown, 4);
@@ -107,7 +107,7 @@ async fn an_attach_learns_from_the_last_lists() {
 
 /// A hole is known as well as a block.
 #[tokio::test]
-async fn nobody_is_asked_twice_for_a_block_that_is_not_there() {
+async fn zones_are_not_asked_twice_for_an_absent_block() {
     let (volume, active) = sealed(&[1]).await;
     active
         .truncate("base/5/1000", 3 * BLOCK as u64)
@@ -246,7 +246,7 @@ async fn a_takeover_is_listed() {
 /// A list that a crash leaves without its seal is garbage, and no list of the next epoch builds on it.
 // The nearest zone has what the dead active wrote after the seal, and must not be believed.
 #[tokio::test]
-async fn who_takes_over_reads_on_with_what_it_cached_of_its_base() {
+async fn takeover_keeps_the_cache_of_its_base() {
     let (volume, active) = sealed(&[1, 2, 3, 4]).await;
     let (view, standby) = volume.attach().await;
     standby.read("base/5/1000").await.unwrap();
@@ -266,8 +266,7 @@ async fn who_takes_over_reads_on_with_what_it_cached_of_its_base() {
 }
 
 #[tokio::test]
-async fn who_takes_over_asks_one_zone_for_what_its_base_is_known_to_have_and_believes_its_writes_more()
- {
+async fn takeover_asks_one_zone_for_known_blocks_of_its_base_and_prefers_its_own_writes() {
     // More than the cache holds.
     const BLOCKS: usize = 600;
     let (volume, active) = sealed(&[1; BLOCKS]).await;

@@ -208,7 +208,7 @@ mod tests {
     }
 
     #[test]
-    fn what_was_told_is_right() {
+    fn answers_to_clients_are_right() {
         let deeds = [
             ordered(1, Outcome::Acknowledged),
             ordered(2, Outcome::Unknown),

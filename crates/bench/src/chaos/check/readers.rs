@@ -199,7 +199,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_not_there_at_the_end_was_never_to_be_shown() {
+    fn rows_that_are_gone_at_the_end_must_not_have_been_shown() {
         let lost = [snapshot(1, 1, &[(1, &[10, 12])])];
         assert!(matches!(
             found(&lost)[..],

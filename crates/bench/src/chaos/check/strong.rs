@@ -140,7 +140,7 @@ mod tests {
     }
 
     #[test]
-    fn what_was_told_before_must_be_there_and_what_is_under_way_may_be() {
+    fn acknowledged_writes_must_be_there_and_running_ones_may_be() {
         let appends = [
             append(0, 1, Outcome::Acknowledged, 10),
             append(4, 8, Outcome::Acknowledged, 11),
@@ -161,7 +161,7 @@ mod tests {
     }
 
     #[test]
-    fn nobody_reads_less_than_somebody_has_read_before() {
+    fn reads_never_go_back_behind_earlier_reads() {
         let unknown = [append(0, 1, Outcome::Unknown, 10)];
         let reads = [read(2, 3, &[10]), read(4, 5, &[])];
         let stale = Anomaly::Stale {
@@ -176,7 +176,7 @@ mod tests {
     }
 
     #[test]
-    fn what_never_was_is_found() {
+    fn invented_values_are_found() {
         let never = Anomaly::NeverWas {
             at: Offset(1),
             key: 1,

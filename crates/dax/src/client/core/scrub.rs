@@ -471,7 +471,7 @@ mod tests {
     }
 
     #[test]
-    fn what_one_replica_has_dropped_already_is_not_sent_back() {
+    fn blocks_that_one_replica_has_dropped_are_not_sent_back() {
         let retention = Retention {
             images: vec![Lineage::up_to(g(2))],
         };

@@ -105,7 +105,7 @@ mod tests {
     }
 
     #[test]
-    fn what_was_absent_does_not_appear() {
+    fn absent_blocks_do_not_appear() {
         for reader in [0, 2, 3] {
             let mut s = absent_in_two();
             s.read(reader, 1);
@@ -124,7 +124,7 @@ mod tests {
     }
 
     #[test]
-    fn what_an_owner_has_read_as_absent_does_not_appear_either() {
+    fn blocks_read_as_absent_by_an_owner_do_not_appear_either() {
         for (reader, right) in [(2, false), (0, true)] {
             let mut s = Script::new(Absence::default());
             s.own(1);
@@ -140,7 +140,7 @@ mod tests {
     }
 
     #[test]
-    fn what_a_deposed_owner_is_told_counts() {
+    fn answers_to_a_deposed_owner_count() {
         let mut s = Script::new(Absence::default());
         s.own(1);
         s.write(1, 1);

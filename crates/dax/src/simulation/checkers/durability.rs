@@ -280,7 +280,7 @@ mod tests {
     }
 
     #[test]
-    fn what_a_promotion_ruled_out_does_not_count() {
+    fn writes_ruled_out_by_a_promotion_do_not_count() {
         let mut s = script();
         s.promote(2, 1);
         s.event(stored([Some(1), Some(2), Some(2)], Generation::SINGLE));
@@ -311,7 +311,7 @@ mod tests {
     }
 
     #[test]
-    fn nobody_reads_what_is_older() {
+    fn older_versions_are_never_read() {
         for (found, right) in [(0, false), (1, true), (2, true)] {
             let mut s = script();
             s.read(0, found);

@@ -144,7 +144,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_written_after_the_fence_is_never_synced() {
+    fn writes_behind_the_fence_are_never_synced() {
         let mut s = Script::new(Fence::default());
         s.own(1);
         s.own(2);

@@ -124,7 +124,7 @@ mod tests {
     const NOTHING_THERE: Content = 0;
 
     #[test]
-    fn only_one_version_survives() {
+    fn versions_that_survive_are_one() {
         for (first, then) in [(2, 1), (2, 3), (1, 3)] {
             let mut s = one_synced_two_not();
             s.promote(2, first);
@@ -157,7 +157,7 @@ mod tests {
     }
 
     #[test]
-    fn what_was_absent_is_not_synced_afterwards() {
+    fn absent_versions_are_not_synced_afterwards() {
         let mut s = Script::new(Noc::default());
         s.write(1, 1);
         let sync = s.start(1, Action::Sync);

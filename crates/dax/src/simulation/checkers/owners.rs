@@ -102,7 +102,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_a_later_owner_has_not_seen_does_not_become_durable() {
+    fn writes_unseen_by_a_later_owner_do_not_become_durable() {
         let mut s = Script::new(Owners::default());
         s.write(1, 5);
         s.read(2, 0);
@@ -111,7 +111,7 @@ mod tests {
     }
 
     #[test]
-    fn what_it_has_seen_or_ruled_out_may_be_told_late() {
+    fn writes_seen_or_ruled_out_may_be_reported_late() {
         let mut s = Script::new(Owners::default());
         s.write(1, 5);
         s.read(2, 5);

@@ -167,7 +167,7 @@ mod tests {
     }
 
     #[test]
-    fn what_a_node_left_under_way_may_show_but_not_what_it_has_replaced() {
+    fn unfinished_records_may_show_and_replaced_ones_may_not() {
         let put_by_node = |s: &mut Script, content| s.start(0, Action::Put { record: 1, content });
         let mut s = Script::new(Records::default());
         let first = put_by_node(&mut s, 1);

@@ -143,7 +143,7 @@ mod tests {
     }
 
     #[test]
-    fn what_was_let_go_is_not_judged() {
+    fn released_seals_are_not_judged() {
         let mut s = sealed();
         let (epoch, end) = (Epoch(2), g(2, 1));
         cut(&mut s, 2, 20, 10);

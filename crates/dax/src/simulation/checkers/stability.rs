@@ -89,7 +89,7 @@ mod tests {
     use crate::ids::Generation;
 
     #[test]
-    fn what_was_shown_is_shown_again() {
+    fn shown_versions_are_shown_again() {
         let mut s = Script::new(Stability::default());
         s.promote(2, 1);
         s.read(2, 1);

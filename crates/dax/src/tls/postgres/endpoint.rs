@@ -102,7 +102,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_certificate_has_none() {
+    fn invalid_certificates_have_no_endpoint_hash() {
         let whole = certificate(&rcgen::PKCS_ECDSA_P256_SHA256);
         for len in 0..whole.len() / 2 {
             assert_eq!(of(&whole[..len]), None, "{len}");

@@ -134,7 +134,7 @@ async fn both_sides_know_what_to_bind_to() {
 }
 
 #[tokio::test]
-async fn what_is_no_tls_is_told_apart_from_a_broken_connection() {
+async fn plaintext_answers_are_told_apart_from_broken_connections() {
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let address = listener.local_addr().unwrap();
     let accepting = tokio::spawn(async move { drop(listener.accept().await.unwrap()) });

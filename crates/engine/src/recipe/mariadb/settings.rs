@@ -227,7 +227,7 @@ mod tests {
 
     // hazard: ENGINE-2
     #[test]
-    fn what_would_lose_commits_is_refused_with_the_reason() {
+    fn settings_that_would_lose_commits_are_refused_with_the_reason() {
         for (name, value) in [
             ("innodb_flush_log_at_trx_commit", "0"),
             ("innodb_flush_log_at_trx_commit", "2"),
@@ -275,7 +275,7 @@ mod tests {
     }
 
     #[test]
-    fn what_the_agent_sets_cannot_be_set() {
+    fn settings_of_the_agent_cannot_be_set() {
         for (name, _) in RESERVED {
             assert!(refusal(name, "x").contains("cannot be set here"));
         }
@@ -295,7 +295,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_safe_and_unusual_is_warned_of() {
+    fn safe_and_unusual_settings_are_warned_of() {
         let warned = |name: &str, value: &str| warnings(&of(&[(name, value)]), 1, 1).len();
         assert_eq!(warned("innodb_doublewrite", "ON"), 1);
         assert_eq!(warned("innodb_doublewrite", "OFF"), 0);

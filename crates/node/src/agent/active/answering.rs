@@ -128,7 +128,7 @@ mod tests {
     }
 
     #[test]
-    fn what_waits_for_zones_is_not_held_against_the_server() {
+    fn waits_for_zones_are_not_held_against_the_server() {
         let mut attempts = Attempts::default();
         for _ in 0..10 {
             assert_eq!(attempts.count(false, false), None);
@@ -143,7 +143,7 @@ mod tests {
 
     /// A postmaster that is stopped takes connections, by way of the kernel, and says nothing.
     #[tokio::test]
-    async fn who_takes_a_connection_and_says_nothing_does_not_answer() {
+    async fn server_that_accepts_and_stays_silent_does_not_answer() {
         let run = tempfile::tempdir().unwrap();
         let options = StartOptions {
             data: run.path().join("data"),

@@ -183,7 +183,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn what_becomes_suitable_later_is_written_and_read() {
+    async fn settings_that_become_suitable_later_are_written_and_read() {
         let directory = tempfile::tempdir().unwrap();
         let place = directory.path().join(FILE);
         std::fs::write(&place, "port = 1\n").unwrap();

@@ -60,7 +60,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn one_takeover_leaves_the_checkpoint_to_postgresql_and_the_next_one_does_not() {
+    fn takeover_leaves_the_checkpoint_to_postgresql_and_the_next_one_does_not() {
         let a_minute_of_log = 10 * MUCH_BYTES;
         assert!(!is_worth_it(1, a_minute_of_log));
         assert!(is_worth_it(2, a_minute_of_log));

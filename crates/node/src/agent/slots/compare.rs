@@ -211,7 +211,7 @@ mod tests {
     }
 
     #[test]
-    fn what_steps_cannot_mend_differs() {
+    fn slots_that_steps_cannot_mend_differ() {
         let differ =
             |stored: Slot, own: &[Slot]| steps(&[stored], own, &copied(&[]), Lsn(2)).is_err();
         assert!(differ(logical("new", 5), &[]));

@@ -127,7 +127,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn who_does_not_understand_what_is_stored_fences_nobody() {
+    async fn node_that_cannot_read_the_stored_data_fences_no_other() {
         let cluster = MemoryCluster::new(VolumeSettings::default());
         let active = served(&cluster).await;
         let standby: Arc<dyn Storage> = cluster.client();
@@ -145,7 +145,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn who_does_not_know_the_forms_of_the_volume_takes_nothing_over() {
+    async fn node_that_does_not_know_the_volumes_forms_does_not_take_over() {
         let cluster = MemoryCluster::new(VolumeSettings::default());
         let active = served(&cluster).await;
         let standby: Arc<dyn Storage> = cluster.client();

@@ -198,7 +198,7 @@ fn an_epoch_is_owned_exactly_in_the_states_that_say_so() {
 }
 
 #[test]
-fn who_asks_gets_exactly_one_answer() {
+fn orders_get_exactly_one_answer() {
     everywhere(|from, event, _, effects| {
         let answers = effects.iter().filter(|e| matches!(e, Effect::Reply(_)));
         let asked = matches!(event, Event::Asked(_));
@@ -207,7 +207,7 @@ fn who_asks_gets_exactly_one_answer() {
 }
 
 #[test]
-fn only_an_order_overrides_pause_and_nofailover() {
+fn orders_alone_override_pause_and_nofailover() {
     everywhere(|from, event, machine, _| {
         let took = machine.state() == State::TakingOver(Phase::Fence) && machine.state() != from;
         let held = machine.paused() || machine.tags.nofailover;

@@ -130,7 +130,7 @@ fn proxies_are_counted_together() {
 }
 
 #[test]
-fn what_is_not_known_is_left_out() {
+fn unknown_values_are_left_out() {
     let text = page(&json!({ "role": "starting" }));
     assert!(text.contains("patroni_postgres_running{scope=\"main\",name=\"north\"} 0"));
     assert!(!text.contains("understudy_lag_bytes") && !text.contains("timeline"));

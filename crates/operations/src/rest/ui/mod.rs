@@ -71,7 +71,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_asked_for_is_what_is_newer() {
+    fn newer_samples_are_the_answer() {
         assert_eq!(after(None), 0);
         assert_eq!(after(Some("x=1&after=1700000000000")), 1_700_000_000_000);
         assert_eq!(after(Some("after=nonsense")), 0);

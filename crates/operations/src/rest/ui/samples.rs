@@ -77,7 +77,7 @@ mod tests {
     }
 
     #[test]
-    fn who_asks_again_gets_only_what_is_new() {
+    fn repeated_question_gets_new_samples_only() {
         let samples = filled(&[1000, 2000, 3000]);
         assert_eq!(times(&samples, 0), [1000, 2000, 3000]);
         assert_eq!(times(&samples, 2000), [3000]);

@@ -111,7 +111,7 @@ fn a_lower_limit_closes_what_comes_back() {
 
 /// Where two limits are reached, a place in one of them is a reason to look for an idle connection in the other.
 #[test]
-fn who_lacks_two_places_looks_again() {
+fn waiter_that_lacks_two_places_looks_again() {
     let mut quotas = limited(1, 1);
     let now = Instant::now();
     let (of_database, of_user) = (owner(1, "d", "x"), owner(2, "e", "u"));

@@ -268,7 +268,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_was_used_longest_ago_is_closed() {
+    fn statement_used_longest_ago_is_closed() {
         let mut held: Held = ["a", "b", "c", "d"].into_iter().collect();
         assert!(held.surplus(4).is_empty());
         assert!(!held.insert("a"), "it is there");
@@ -278,7 +278,7 @@ mod tests {
     }
 
     #[test]
-    fn only_news_is_told() {
+    fn parameter_status_is_sent_when_it_changes() {
         let mut server = Reported::default();
         assert!(server.put("TimeZone", "UTC"));
         assert!(!server.put("TimeZone", "UTC"));

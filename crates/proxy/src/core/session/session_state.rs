@@ -290,7 +290,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_rolled_back_did_not_happen() {
+    fn rolled_back_changes_did_not_happen() {
         let mut keeps = SessionState::default();
         keeps.note(&set("1"));
         keeps.end(true);
@@ -348,7 +348,7 @@ mod tests {
     /// The connection went to the next client with the lock.
     // hazard: PROXY-52
     #[test]
-    fn what_is_taken_again_is_there() {
+    fn state_that_is_taken_again_is_there() {
         for affinity in [
             ServerAffinity::Advisory,
             ServerAffinity::Temporary,
@@ -377,7 +377,7 @@ mod tests {
     /// A pipeline may go on behind it.
     // hazard: PROXY-52
     #[test]
-    fn what_comes_behind_a_discard_is_there() {
+    fn state_behind_a_discard_is_there() {
         let mut keeps = SessionState::default();
         keeps.note(&Effect::Prepare(
             "gone".into(),

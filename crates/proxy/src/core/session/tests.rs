@@ -20,7 +20,7 @@ fn begin_and_write(desk: &mut Desk, xid: u64) {
 
 /// `a` was there twice: the transaction that had been committed was run again as the beginning of the next one.
 #[test]
-fn what_a_chain_has_committed_is_not_run_again() {
+fn committed_part_of_a_chain_is_not_run_again() {
     for (text, tag) in [
         ("COMMIT AND CHAIN", "COMMIT"),
         ("COMMIT; BEGIN", "BEGIN"),
@@ -172,7 +172,7 @@ fn two_commits_in_one_pipeline_are_not_decided_by_one_id() {
 }
 
 #[test]
-fn what_comes_behind_a_rollback_commits_by_itself() {
+fn statement_behind_a_rollback_commits_by_itself() {
     let text = b"ROLLBACK; INSERT INTO t VALUES (2)";
     assert_eq!(lose_with(text), pair("08007 ZE", ""));
     // What is rolled back only is run again.
@@ -195,7 +195,7 @@ fn a_text_that_nobody_understands_may_have_committed() {
 /// What a block of code had done elsewhere was there twice.
 // hazard: PROXY-55
 #[test]
-fn what_acts_outside_of_its_transaction_is_not_run_again() {
+fn effects_outside_of_the_transaction_are_not_run_again() {
     let text = "DO $$ BEGIN PERFORM dblink_exec('', ''); END $$";
     assert_eq!(lose_with(text.as_bytes()), pair("40001 ZE", ""));
     let mut desk = Desk::ready();
@@ -231,7 +231,7 @@ fn a_copy_that_writes_runs_in_a_transaction_of_the_proxys() {
 /// An error and the end of the answer were put into the row, whose length said that they belonged to it.
 // hazard: PROXY-7
 #[test]
-fn who_has_half_of_a_row_is_told_nothing_more() {
+fn client_with_half_of_a_row_gets_nothing_more() {
     let row = [&[0, 1, 0, 1, 0, 0][..], &[b'x'; 65536]].concat();
     let row = frames(&[(b'D', &row)]);
     let mut desk = Desk::ready();
@@ -284,7 +284,7 @@ fn a_copy_that_fails_in_the_middle_leaves_nothing_behind() {
 
 /// The client was told of a transaction block that it had not begun.
 #[test]
-fn what_a_function_may_not_run_is_told_as_without_the_proxy() {
+fn statement_refused_in_a_function_is_reported_as_without_the_proxy() {
     let mut desk = Desk::ready();
     desk.say(b'Q', &[b"INSERT INTO t SELECT f()\0"]);
     assert!(desk.written().starts_with("BEGIN INSERT"));

@@ -194,7 +194,7 @@ mod tests {
 
     /// 47 operators, or 20 nested selects, were not understood.
     #[test]
-    fn what_nests_deeply_is_understood() {
+    fn deep_nesting_is_understood() {
         let statements = Statements::default();
         let kind = |text: &str| statements.look(text.as_bytes()).parts[0].kind.clone();
         for levels in [47, 150, 4000] {
@@ -238,7 +238,7 @@ mod tests {
     }
 
     #[test]
-    fn one_parse_serves_all_of_a_shape() {
+    fn parse_serves_all_texts_of_a_shape() {
         let statements = Statements::default();
         let one = statements.look(b"SELECT a FROM t WHERE b = 1");
         let other = statements.look(b"SELECT a FROM t WHERE b = 2");
@@ -271,7 +271,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_not_understood_is_opaque() {
+    fn unparsed_text_is_opaque() {
         let statements = Statements::default();
         let opaque = Kind::Opaque { may_end: false };
         assert_eq!(statements.look(b"SELEC").parts[0].kind, opaque);
@@ -283,7 +283,7 @@ mod tests {
     /// without a word.
     // hazard: PROXY-54
     #[test]
-    fn what_is_not_understood_may_leave_something() {
+    fn unparsed_text_may_leave_something() {
         let statements = Statements::default();
         let effects = |text: &[u8]| statements.look(text).parts[0].effects.clone();
         let unknown = [Effect::Affinity(ServerAffinity::Unknown)];
@@ -313,7 +313,7 @@ mod tests {
 
     /// A text that is too long to be parsed, or no UTF-8, may have a `COMMIT` in it all the same.
     #[test]
-    fn what_is_not_understood_may_end_a_transaction() {
+    fn unparsed_text_may_end_a_transaction() {
         let statements = Statements::default();
         let kind = |text: &[u8]| statements.look(text).parts[0].kind.clone();
         for (text, may_end) in [

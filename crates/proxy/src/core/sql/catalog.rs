@@ -382,7 +382,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_unknown_is_volatile() {
+    fn unknown_functions_are_volatile() {
         let catalog = catalog();
         assert!(catalog.may_run_on_standby("lower"));
         assert!(!catalog.may_run_on_standby("f"));
@@ -420,7 +420,7 @@ mod tests {
 
     /// Each of them calls a function of somebody's own, or may, without a word of it.
     #[test]
-    fn what_is_not_proved_to_be_a_read_may_write() {
+    fn statement_not_proved_to_be_a_read_may_write() {
         let catalog = catalog();
         for text in [
             "SELECT a OPERATOR(my.<+>) 1 FROM t",
@@ -470,7 +470,7 @@ mod tests {
     }
 
     #[test]
-    fn what_reaches_out_is_not_repeated() {
+    fn functions_that_reach_out_are_not_repeated() {
         let catalog = catalog();
         for text in [
             "INSERT INTO ft VALUES (1)",

@@ -355,7 +355,7 @@ mod tests {
     }
 
     #[test]
-    fn what_depends_on_a_setting_has_no_shape() {
+    fn text_that_depends_on_a_setting_has_no_shape() {
         assert_eq!(shape(b"SELECT 'a\\'"), None);
         assert_eq!(shape(b"SELECT 'a"), None);
         assert_eq!(shape(b"SELECT /* a"), None);

@@ -443,7 +443,7 @@ mod tests {
 
     // hazard: PROXY-32
     #[tokio::test]
-    async fn only_the_process_that_was_started_is_met() {
+    async fn strangers_are_not_met_in_place_of_the_started_process() {
         let directory = tempfile::tempdir().unwrap();
         let at = directory.path().join("meeting");
         let meeting = UnixListener::bind(&at).unwrap();

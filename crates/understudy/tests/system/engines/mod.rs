@@ -31,7 +31,7 @@ fn mariadb_loses_nothing_when_its_machine_is_killed() -> Result<()> {
 // hazard: ENGINE-1
 #[test]
 #[ignore = "system test: make test-system"]
-fn no_page_is_torn_when_the_machine_is_killed_in_large_writes() -> Result<()> {
+fn pages_are_not_torn_when_the_machine_is_killed_in_large_writes() -> Result<()> {
     let kills = std::env::var("TORN_KILLS").map_or(Ok(2), |kills| kills.parse::<u32>())?;
     let duration = format!("{}s", 4 * (kills + 1));
     let report = watch("torn", kills, &["--large-writes", "--duration", &duration])?;
@@ -92,7 +92,7 @@ pub fn watch(test: &str, kills: u32, more: &[&str]) -> Result<Value> {
 // hazard: ENGINE-2
 #[test]
 #[ignore = "system test: make test-system"]
-fn what_would_lose_commits_is_refused_before_anything_is_made() -> Result<()> {
+fn settings_that_would_lose_commits_are_refused_before_anything_is_made() -> Result<()> {
     let scratch = Scratch::new("refused")?;
     let config = |engine: &str| {
         let path = scratch.path().join("north.toml");

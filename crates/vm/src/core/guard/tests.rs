@@ -163,7 +163,7 @@ fn a_host_that_finds_its_own_record_goes_on_with_what_it_holds() {
 /// What the disk of a host that took over held was in the kernel's memory only, when the other host gave its own disk up to follow.
 // hazard: VM-23
 #[test]
-fn nobody_follows_before_the_disk_is_durable() {
+fn standby_does_not_follow_before_the_disk_is_durable() {
     let mut guard = Guard::new(who("a", 1), "boot".to_owned(), rules(true), 0);
     let mut out = Vec::new();
     guard.tick(1, &mut out);
@@ -211,7 +211,7 @@ fn a_disk_that_lost_what_was_not_synced_is_not_started_from_before_an_operator_s
 
 // hazard: VM-34
 #[test]
-fn nobody_follows_before_the_record_says_that_the_disk_is_synced() {
+fn standby_does_not_follow_before_the_record_says_that_the_disk_is_synced() {
     let (mut guard, session, named, mut out) = following();
     guard.message(Message::TakeOver(session), &mut out);
     assert!(out.contains(&Effect::Sync));

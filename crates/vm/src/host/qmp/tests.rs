@@ -77,7 +77,7 @@ fn events_without_end_do_not_fill_memory() {
 }
 
 #[test]
-fn what_is_not_the_protocol_is_refused() {
+fn messages_outside_the_protocol_are_refused() {
     for greeting in ["hello", "[]", "{}", "\u{0}\u{1}", "{\"QMP\""] {
         let error = connect(greeting, &[]).unwrap_err();
         assert!(
@@ -192,7 +192,7 @@ fn a_command_that_is_ready_lacks_nothing_but_its_end() {
 }
 
 #[test]
-fn what_is_told_is_read_without_asking_anything() {
+fn events_are_read_without_asking_anything() {
     let (mut qmp, mut peer) = Peer::new();
     qmp.listen().unwrap();
     peer.say("{\"event\": \"STOP\"}");

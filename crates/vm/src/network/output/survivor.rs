@@ -333,7 +333,7 @@ mod tests {
     /// and read the rest of what the survivor said behind bytes of the machine that was lost.
     // hazard: VM-32
     #[test]
-    fn what_the_machine_says_waits_until_its_client_has_said_where_it_is() {
+    fn output_waits_until_its_client_has_shown_its_position() {
         let (mut output, seq) = connected();
         let flows = output.made(Number(2));
         assert!(output.leaves(says(seq, ACK, BEGIN)).is_some());

@@ -171,7 +171,7 @@ fn a_host_that_may_have_a_successor_says_nothing() {
 
 // hazard: VM-17
 #[test]
-fn what_waits_changes_with_a_checkpoint() {
+fn protection_changes_with_a_checkpoint() {
     let (mut output, mut seq) = connected();
     output.protect(Protection::Everything);
     // Until then nothing has changed.
@@ -198,7 +198,7 @@ fn what_waits_changes_with_a_checkpoint() {
 }
 
 #[test]
-fn what_waits_changes_at_once_if_no_checkpoints_are_made() {
+fn protection_changes_at_once_if_no_checkpoints_are_made() {
     let mut output = Output::new(Protection::Everything, PORT);
     output.open();
     output.protect(Protection::Nothing);

@@ -267,7 +267,7 @@ fn reads_and_syncs_wait_for_replicas_and_go_on() {
 }
 
 #[test]
-fn what_a_replica_missed_is_sent_when_it_returns() {
+fn missed_blocks_are_sent_when_a_replica_returns() {
     let mut d = Harness::owner();
     d.disconnect(2);
     for block in 0..5 {

@@ -102,7 +102,7 @@ fn the_lazy_one_is_needed_at_once_when_another_goes_down() {
 }
 
 #[test]
-fn whoever_leaves_a_flush_unanswered_trails_instead() {
+fn replica_that_leaves_a_flush_unanswered_trails_instead() {
     let mut d = trailing();
     d.write(0, SINGLE, 1);
     let op = d.start(Call::Sync(SyncScope::Volume));
@@ -191,7 +191,7 @@ fn much_does_not_wait() {
 }
 
 #[test]
-fn nobody_trails_where_every_replica_counts() {
+fn replicas_never_trail_where_every_one_counts() {
     let mut d = Harness::owner_with(VolumeSettings {
         sync_replicas: 3,
         ..VolumeSettings::default()

@@ -27,7 +27,7 @@ fn a_write_goes_out_with_the_flush_that_needs_it() {
 }
 
 #[test]
-fn what_somebody_needs_goes_on_as_soon_as_the_window_has_room() {
+fn needed_writes_continue_as_soon_as_the_window_has_room() {
     let mut d = Harness::owner();
     d.core.distort(None, 2 * BLOCK as usize);
     (0..5).for_each(|block| {
@@ -60,7 +60,7 @@ fn much_does_not_wait() {
 }
 
 #[test]
-fn what_was_on_its_way_when_a_connection_broke_is_sent_again_at_once_if_somebody_waits_for_it() {
+fn awaited_writes_of_a_broken_connection_are_sent_again_at_once() {
     let mut d = Harness::owner();
     d.write(0, SINGLE, 1);
     let op = d.start(Call::Sync(SyncScope::Volume));
@@ -75,7 +75,7 @@ fn what_was_on_its_way_when_a_connection_broke_is_sent_again_at_once_if_somebody
 }
 
 #[test]
-fn what_nobody_waits_for_waits_on_a_new_connection_too() {
+fn unawaited_writes_wait_on_a_new_connection_too() {
     let mut d = Harness::owner();
     d.write(0, SINGLE, 1);
     d.disconnect(0);

@@ -161,7 +161,7 @@ fn first_puts_of_different_lives_have_different_versions() {
 /// had been refused, was then sent again and taken for the newest.
 // hazard: ZONE-39
 #[test]
-fn what_was_refused_is_not_sent_again_once_a_newer_write_is_there() {
+fn refused_writes_are_not_sent_again_behind_a_newer_one() {
     let mut d = Harness::owner();
     d.peers[2].full = true;
     d.write(1, SINGLE, 1);
@@ -324,7 +324,7 @@ fn copies_that_are_damaged_one_after_the_other_are_not_both_lost() {
 /// next left r0 out, and so it was forgotten everywhere: r0 came back on an old copy of its directory and counted.
 // hazard: ZONE-8
 #[test]
-fn what_is_known_of_a_store_that_an_owner_has_not_met_is_told_on() {
+fn sighting_of_a_store_that_an_owner_has_not_met_is_passed_on() {
     let mut d = Harness::unrecorded();
     d.disconnect(0);
     // As if it had never been met.
@@ -394,7 +394,7 @@ fn tell(peer: &mut Peer, seq: u64, store: StoreId, commit: u64) {
 /// told then, with a higher version, replaced what r1 knew: r2 went on with an old copy of its directory, and counted.
 // hazard: ZONE-9
 #[test]
-fn what_one_store_knows_is_not_forgotten_by_an_owner_who_knew_less() {
+fn facts_of_one_store_are_not_forgotten_by_an_owner_who_knew_less() {
     let mut d = successor(Harness::new(5, 3));
     let back = d.peers[2].store.unwrap();
     for index in [0, 1, 3, 4] {
@@ -424,7 +424,7 @@ fn what_one_store_knows_is_not_forgotten_by_an_owner_who_knew_less() {
 /// had seen itself was believed all the same.
 // hazard: ZONE-9
 #[test]
-fn who_knows_better_than_the_owner_is_believed() {
+fn store_that_knows_better_than_the_owner_is_believed() {
     let mut d = successor(Harness::new(3, 2));
     let back = d.peers[2].store.unwrap();
     tell(&mut d.peers[1], 10, back, 100);

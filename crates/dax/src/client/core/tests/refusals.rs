@@ -86,7 +86,7 @@ fn a_writer_whose_copy_of_a_write_has_changed_stops() {
 
 // hazard: D5
 #[test]
-fn what_has_changed_in_memory_is_not_read() {
+fn blocks_changed_in_memory_are_not_read() {
     let mut d = Harness::owner();
     d.write(1, SINGLE, 1);
     assert!(d.core.flip_bit(0));

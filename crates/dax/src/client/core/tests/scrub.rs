@@ -298,7 +298,7 @@ fn a_scrub_does_not_wait_for_a_full_replica() {
 /// the write. Then one of the others took it, and with what r0 had acknowledged once that was k: in one copy.
 // hazard: ZONE-32
 #[test]
-fn what_a_lost_disk_acknowledged_counts_no_more() {
+fn acknowledgements_of_a_lost_disk_no_longer_count() {
     let mut d = Harness::owner();
     d.peers[1].full = true;
     d.peers[2].full = true;
@@ -325,7 +325,7 @@ fn what_a_lost_disk_acknowledged_counts_no_more() {
 /// The last acknowledgement that a write needed was given while its replica did not count yet.
 // hazard: ZONE-32
 #[test]
-fn what_a_rebuilt_replica_acknowledged_counts_once_it_counts() {
+fn acknowledgements_of_a_rebuilt_replica_count_once_it_counts() {
     let mut d = Harness::owner();
     d.lose_everything(0);
     d.peers[2].full = true;
@@ -596,7 +596,7 @@ fn a_copy_is_taken_from_the_only_one_that_has_it() {
 /// time that the copy arrived, and kept it.
 // hazard: ZONE-31
 #[test]
-fn what_was_removed_while_it_was_read_is_not_copied() {
+fn blocks_removed_while_they_were_read_are_not_copied() {
     let mut d = written();
     d.peers[2].blocks.remove(&(key(0), SINGLE));
     let page = d.scrub_page(None);

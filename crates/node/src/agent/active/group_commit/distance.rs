@@ -96,7 +96,7 @@ mod tests {
     }
 
     #[test]
-    fn one_that_is_away_does_not_count() {
+    fn absent_zone_does_not_count() {
         let replicas = [(Some(0), true), (Some(1), false), (Some(40), true)];
         let replicas = replicas.map(|(round_trip, up)| replica(round_trip, up));
         assert_eq!(round_trip(&replicas, 2), Some(Duration::from_millis(40)));
@@ -104,7 +104,7 @@ mod tests {
     }
 
     #[test]
-    fn only_what_is_clear_and_lasts_changes_anything() {
+    fn distance_changes_when_it_is_clear_and_lasts() {
         let mut distance = Distance::default();
         let mut after = |seconds: u32, milliseconds: Option<u64>| {
             for _ in 0..seconds {

@@ -195,7 +195,7 @@ mod tests {
     }
 
     #[test]
-    fn what_nobody_measured_changes_nothing() {
+    fn unmeasured_windows_change_nothing() {
         let mut delay = GroupCommit::default();
         assert_eq!(after(10, None, &mut delay), None);
         assert_eq!(delay_us(&after(1, Some(36), &mut delay)), Some("3000"));

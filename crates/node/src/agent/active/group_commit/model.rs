@@ -235,7 +235,7 @@ fn the_model_has_a_knee_as_postgresql_has() {
 // Each change of the delay rewrites the shared configuration: a search that goes by chance would never come to rest.
 // hazard: NODE-2
 #[test]
-fn it_settles_near_the_knee_and_stays_calm() {
+fn tuner_settles_near_the_knee_and_stays_calm() {
     for clients in [4, 8, 16, 32] {
         let load = pgbench(clients);
         let best = best_fixed(load);

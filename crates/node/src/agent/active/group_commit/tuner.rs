@@ -286,7 +286,7 @@ mod tests {
     }
 
     #[test]
-    fn what_was_too_short_is_not_tried_again_for_a_while() {
+    fn window_that_was_too_short_is_not_tried_again_for_a_while() {
         let mut tuner = tuner();
         assert_eq!(times(2, &mut tuner, 1.0), 3000);
         assert_eq!(times(1, &mut tuner, 1.0), 2400);
@@ -300,7 +300,7 @@ mod tests {
     }
 
     #[test]
-    fn what_a_climb_passed_is_known_to_be_too_short() {
+    fn windows_passed_by_a_climb_are_known_to_be_too_short() {
         let mut tuner = tuner();
         assert_eq!(times(1, &mut tuner, 1.3), 3900);
         assert_eq!(times(1, &mut tuner, 1.3), 5100);
@@ -348,7 +348,7 @@ mod tests {
     }
 
     #[test]
-    fn it_stays_within_its_part_of_a_round_trip() {
+    fn window_stays_within_its_part_of_a_round_trip() {
         let far = Tuner::new(Duration::from_millis(600));
         assert_eq!(far.delay(), DELAY_MAX);
         let mut tuner = tuner();

@@ -173,7 +173,7 @@ mod tests {
     }
 
     #[test]
-    fn what_interrupts_a_window_begins_another_one() {
+    fn interruption_of_a_window_begins_another_one() {
         let interrupted = |change: fn(&mut Reading)| {
             let at_times = move |at: usize, reading: &mut Reading| {
                 if at.is_multiple_of(15) {

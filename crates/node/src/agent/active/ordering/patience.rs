@@ -108,7 +108,7 @@ mod tests {
 
     /// A single failure behind a long pause made an end of servers that were well.
     #[test]
-    fn what_is_no_refusal_has_much_more_time() {
+    fn failures_without_a_refusal_have_much_more_time() {
         let (mut patience, begin) = (Patience::default(), Instant::now());
         for second in [0, 10, 20, 29] {
             for refusal in [Refusal::None, Refusal::Crowded] {

@@ -256,7 +256,7 @@ mod tests {
     }
 
     #[test]
-    fn it_is_strict_at_once_when_anything_of_that_is_gone() {
+    fn log_is_strict_at_once_when_a_condition_is_gone() {
         for lost in [Event::PlaceLost, gone()] {
             let (stage, done) = after(&with(lost));
             assert_ne!(stage, Stage::Ordered);

@@ -30,7 +30,7 @@ fn xid() -> bytes::BytesMut {
 /// that it had been rolled back.
 // hazard: PROXY-71
 #[test]
-fn what_did_not_commit_was_not_told() {
+fn held_answer_of_an_uncommitted_transaction_was_not_sent() {
     let mut desk = Desk::ready();
     desk.execute(INSERT);
     desk.say(b'S', &[]);
@@ -48,7 +48,7 @@ fn what_did_not_commit_was_not_told() {
 }
 
 #[test]
-fn what_committed_is_told_as_it_was_answered() {
+fn held_answer_of_a_committed_transaction_is_sent_as_it_was() {
     let mut desk = Desk::ready();
     desk.execute(INSERT);
     desk.say(b'S', &[]);
@@ -61,7 +61,7 @@ fn what_committed_is_told_as_it_was_answered() {
 /// It asked for the answers before their end, so it had them.
 // hazard: PROXY-71
 #[test]
-fn who_had_other_answers_is_not_told_that_nothing_was_done() {
+fn client_with_other_answers_is_not_told_that_nothing_was_done() {
     let mut desk = Desk::ready();
     desk.execute(INSERT);
     desk.say(b'H', &[]);

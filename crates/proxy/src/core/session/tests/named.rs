@@ -17,7 +17,7 @@ fn prepared_on(server: Box<Server>) -> Shared {
 
 /// The server still has it when it skips its `Close` as well: it was prepared once more, which is an error.
 #[test]
-fn what_was_to_be_replaced_behind_an_error_is_there() {
+fn statement_to_be_replaced_behind_an_error_is_there() {
     let mut shared = prepared_on(Shared::active());
     let server = shared.returned().expect("it is given back");
     let mut shared = Shared::new();
@@ -41,7 +41,7 @@ fn what_was_to_be_replaced_behind_an_error_is_there() {
 
 /// Drivers deallocate in SQL what they have prepared by the protocol: it was an error, and took an open transaction along.
 #[test]
-fn what_sql_names_has_the_clients_name_for_a_moment() {
+fn statement_named_in_sql_has_the_clients_name_for_a_moment() {
     for (text, is_there) in [
         ("DEALLOCATE s", false),
         ("EXECUTE s", true),
@@ -77,7 +77,7 @@ fn what_sql_names_has_the_clients_name_for_a_moment() {
 
 /// A statement that comes behind it in the same packet was forgotten with the rest.
 #[test]
-fn what_is_prepared_behind_a_deallocate_is_there() {
+fn statement_prepared_behind_a_deallocate_is_there() {
     for (text, fails) in [
         (&b"\0DEALLOCATE ALL\0\0\0"[..], false),
         (b"\0DEALLOCATE s\0\0\0", false),

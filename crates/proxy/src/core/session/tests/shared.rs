@@ -148,7 +148,7 @@ fn a_discard_that_succeeds_is_believed() {
 /// The lock would stay on a connection that goes to others.
 // hazard: PROXY-42
 #[test]
-fn what_was_done_before_an_error_counts() {
+fn statements_before_an_error_count() {
     let mut shared = Shared::new();
     let text = "SELECT pg_advisory_lock(7); SELECT 1 / 0";
     shared.run(text, &["SELECT 1"], Some("22012"), b'I');
@@ -325,7 +325,7 @@ fn a_transaction_that_finds_no_server_to_run_again_fails() {
 /// Nothing else would bring it notifications.
 // hazard: PROXY-45
 #[test]
-fn who_listens_has_a_server_after_an_unknown_outcome_too() {
+fn listening_client_has_a_server_after_an_unknown_outcome_too() {
     let mut shared = Shared::new();
     shared.run("LISTEN jobs", &["LISTEN"], None, b'I');
     shared.ask("INSERT INTO t VALUES (1)");
@@ -371,7 +371,7 @@ fn a_read_that_cannot_be_strong_costs_no_connection() {
 /// connection.
 // hazard: PROXY-51
 #[test]
-fn what_comes_behind_an_error_is_not_there() {
+fn statements_behind_an_error_are_not_there() {
     let insert: [(u8, &[u8]); 3] = [
         (b'P', b"\0INSERT INTO t VALUES (1)\0\0\0"),
         (b'B', b"\0\0\0\0\0\0\0\0"),
@@ -408,7 +408,7 @@ fn what_comes_behind_an_error_is_not_there() {
 /// A text in another encoding than the parser reads set something that the next client had.
 // hazard: PROXY-54
 #[test]
-fn who_may_have_left_something_keeps_the_connection() {
+fn client_that_may_have_left_something_keeps_the_connection() {
     let text: (u8, &[u8]) = (b'Q', b"SET app.user = 'M\xfcller'\0");
     let mut shared = Shared::new();
     shared.say(&[text]);

@@ -81,7 +81,7 @@ fn a_session_whose_commit_is_in_doubt_waits_until_it_would_be_shown() {
 /// was held that nobody on the active knew of.
 // hazard: PROXY-49
 #[test]
-fn what_would_stay_on_a_standby_runs_on_the_active() {
+fn lasting_state_is_made_on_the_active() {
     for text in [
         "SELECT set_config('app.tenant', 'a' || 'b', false)",
         "SELECT pg_advisory_lock(5)",
@@ -250,7 +250,7 @@ fn a_version_that_was_asked_for_is_proved_to_be_there() {
 /// `EXECUTE` was taken for a write, which proves by its commit that its active is active.
 // hazard: PROXY-64
 #[test]
-fn what_may_be_a_read_is_as_strong_as_one() {
+fn possible_read_is_as_strong_as_a_read() {
     for text in [
         "SELECT 1",
         "EXECUTE p",

@@ -90,7 +90,7 @@ fn transactions() {
 }
 
 #[test]
-fn what_runs_alone() {
+fn statements_that_run_alone() {
     for text in [
         "VACUUM t",
         "CREATE INDEX CONCURRENTLY i ON t (a)",
@@ -108,7 +108,7 @@ fn what_runs_alone() {
 /// They were run again with their transaction, although what they had done elsewhere was done.
 // hazard: PROXY-55
 #[test]
-fn what_acts_outside_of_the_transaction() {
+fn statements_that_act_outside_of_the_transaction() {
     let acts = |text: &str| {
         let part = only(text);
         part.may_act_outside || part.runs_unseen || part.has_large_objects
@@ -182,7 +182,7 @@ fn settings() {
 /// Nothing was set on the server, and the session was given it on the next one.
 // hazard: PROXY-53
 #[test]
-fn only_what_is_executed_for_certain_is_a_setting() {
+fn setting_counts_if_it_is_executed_for_certain() {
     let effects = |text: &str| only(text).effects;
     let set = |text: &str| matches!(effects(text).as_slice(), [Effect::Set(_)]);
     assert!(set("SELECT set_config('a.b', 'c', false)"));
@@ -220,7 +220,7 @@ fn only_what_is_executed_for_certain_is_a_setting() {
 
 // hazard: PROXY-52
 #[test]
-fn what_a_session_keeps() {
+fn statements_that_a_session_keeps() {
     let effects = |text: &str| only(text).effects;
     let temporary = vec![Effect::Affinity(ServerAffinity::Temporary)];
     assert_eq!(effects("CREATE TEMP TABLE t (a int)"), temporary);

@@ -51,7 +51,7 @@ fn an_insert_has_the_values_that_were_told() {
 }
 
 #[test]
-fn what_an_orm_inserts_by_a_select_has_them_too() {
+fn inserts_of_an_orm_by_a_select_have_them_too() {
     let text = "INSERT INTO t (a) SELECT p0::varchar FROM (VALUES ($1, 0), ($2, 1)) AS imp_sen(p0, sen_counter) \
                 ORDER BY sen_counter RETURNING t.id, t.id AS id__1";
     let rows = [row(&["42", "42"]), row(&["43", "43"])];
@@ -94,7 +94,7 @@ fn values_are_told_again() {
 }
 
 #[test]
-fn only_columns_that_get_a_value_move_a_sequence() {
+fn sequence_moves_for_columns_that_get_a_value() {
     let text = "INSERT INTO t (a) VALUES ($1) RETURNING a, id";
     let told = [row(&["9", "42"])];
     let again = again(text, &told, None, Place::Parameters(1)).expect("it is kept");
@@ -119,7 +119,7 @@ fn binary_values_are_numbers_too() {
 }
 
 #[test]
-fn what_is_not_certain_is_left_as_it_is() {
+fn uncertain_values_are_left_as_they_are() {
     let one = [row(&["42"])];
     for text in [
         "INSERT INTO t (a) SELECT a FROM u RETURNING id",
