@@ -165,6 +165,11 @@ pub struct BenchPeers {
     /// that its later versions allow.
     #[arg(long, default_value_t = 20, value_parser = clap::value_parser!(u32).range(10..=300))]
     pub patroni_ttl: u32,
+    /// Run no load but that around the loss, with another PostgreSQL that subscribes to the prober's rows. Reported is how
+    /// long it got nothing, and what it missed. From PostgreSQL 17 on Patroni's nodes have failover slots, before a
+    /// permanent slot of Patroni's.
+    #[arg(long, conflicts_with = "load")]
+    pub subscriber: bool,
     /// How far apart the sites are.
     #[arg(long, value_enum, default_value = "one-zone")]
     pub distance: crate::peers::Distance,
@@ -453,7 +458,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_not_given_depends_on_how_short_it_shall_be() {
+    fn defaults_depend_on_the_length_of_the_run() {
         let parse = |words: &str| match Cli::try_parse_from(words.split(' ')).unwrap().command {
             Bench::Pgbench(args) => args.common.either(args.runs.seconds, 5, 60),
             other => panic!("another command: {other:?}"),

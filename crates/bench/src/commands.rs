@@ -463,7 +463,10 @@ async fn measure_peers(args: &cli::BenchPeers) -> anyhow::Result<Option<Vec<peer
         understudy: understudy()?,
         systems: all_unless_given(args.system.clone()),
         rounds: either(args.runs.rounds, 1, 5),
-        loads: loads(args),
+        loads: match args.subscriber {
+            true => Vec::new(),
+            false => loads(args),
+        },
         seconds: either(args.runs.seconds, 5, 70),
         loss_clients: args.loss_clients,
         before: seconds(6, 30),
@@ -472,6 +475,7 @@ async fn measure_peers(args: &cli::BenchPeers) -> anyhow::Result<Option<Vec<peer
         buffers_mb: args.buffers_mb,
         checkpoint_seconds: args.checkpoint_seconds,
         patroni_ttl: args.patroni_ttl,
+        subscriber: args.subscriber,
         distance: args.distance,
         pinned: !args.unpinned,
     };

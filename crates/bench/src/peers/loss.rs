@@ -10,6 +10,7 @@ use nix::unistd::Pid;
 use serde::{Deserialize, Serialize};
 
 use super::probe::{self, Probe};
+use super::subscriber::{Subscribed, Subscriber};
 use super::system::{DATABASE_CORE, OTHER_CORE, System};
 use super::{Options, TIMEOUT};
 use cluster::clients::clock::{Clock, Offset};
@@ -56,10 +57,17 @@ pub struct Loss {
     /// From then on until the active could be lost again, if that came in time.
     #[serde(default)]
     pub protected_ms: Option<f64>,
+    /// What a subscriber to the prober's rows saw, if there was one.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub subscriber: Option<Subscribed>,
 }
 
 /// Loses it.
-pub(super) async fn play(system: &mut dyn System, options: &Options) -> anyhow::Result<Loss> {
+pub(super) async fn play(
+    system: &mut dyn System,
+    options: &Options,
+    subscriber: Option<&Subscriber>,
+) -> anyhow::Result<Loss> {
     system.wait_protected().await?;
     let servers = any_writable(&system.servers());
     let clock = Clock::start();
@@ -99,6 +107,9 @@ pub(super) async fn play(system: &mut dyn System, options: &Options) -> anyhow::
     loss.given_back_at_s = given_back.map(|(_, at)| at.seconds());
     loss.protected_ms = protected.map(|time| (time.as_secs_f64() * 1000.0).round());
     count_losses(system, &load, &prober, &mut loss).await?;
+    if let Some(subscriber) = subscriber {
+        loss.subscriber = Some(subscriber.seen(&system.servers()).await?);
+    }
     Ok(loss)
 }
 
@@ -173,6 +184,7 @@ fn seen(
         killed_at_s: struck.seconds(),
         given_back_at_s: None,
         protected_ms: None,
+        subscriber: None,
     })
 }
 

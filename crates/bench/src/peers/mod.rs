@@ -15,6 +15,7 @@ mod probe;
 mod record;
 mod report;
 mod single;
+mod subscriber;
 mod system;
 pub(crate) mod tpcc;
 mod understudy;
@@ -37,6 +38,8 @@ use patroni::Patroni;
 pub use record::{Finding, Record, Setting, append, read};
 pub use report::Report;
 use single::Single;
+use subscriber::Subscriber;
+pub use subscriber::Subscribed;
 pub use system::Kind;
 use system::{Machines, OTHER_CORE, System};
 pub use tpcc::is_there as has_go_tpc;
@@ -101,6 +104,8 @@ pub struct Options {
     pub checkpoint_seconds: u32,
     /// How long Patroni's leader may be silent.
     pub patroni_ttl: u32,
+    /// True if another PostgreSQL subscribes to the probe's rows while the active is lost.
+    pub subscriber: bool,
     /// How far the sites are apart.
     pub distance: Distance,
     /// True if each side gets a processor of its own.
@@ -210,9 +215,13 @@ async fn visit(
         found(measure(options, system.as_ref(), &machines, dir, (mode, clients)).await?)?;
     }
     if options.loss_clients > 0 {
+        let subscriber = match options.subscriber {
+            true => Some(Subscriber::start(options, dir, system.as_mut()).await?),
+            false => None,
+        };
         found(Finding::Loss {
             clients: options.loss_clients,
-            loss: loss::play(system.as_mut(), options).await?,
+            loss: loss::play(system.as_mut(), options, subscriber.as_ref()).await?,
         })?;
     }
     Ok(())
@@ -283,13 +292,25 @@ fn describe(record: &Record) -> String {
             let protected = loss
                 .given_back_at_s
                 .map(|_| after(", protected again", loss.protected_ms));
+            let subscriber = loss.subscriber.map(|seen| {
+                let Subscribed {
+                    silent_ms,
+                    missing,
+                    unexpected,
+                } = seen;
+                format!(
+                    "; a subscriber got nothing for {:.1} s, missed {missing} rows, has {unexpected} that are lost",
+                    silent_ms / 1000.0
+                )
+            });
             format!(
-                "  active lost: down for {:.1} s, {}, {} of {} acknowledged commits lost{}",
+                "  active lost: down for {:.1} s, {}, {} of {} acknowledged commits lost{}{}",
                 loss.downtime_ms / 1000.0,
                 after("90 % of throughput", loss.back_ms),
                 loss.lost,
                 loss.acknowledged,
-                protected.unwrap_or_default()
+                protected.unwrap_or_default(),
+                subscriber.unwrap_or_default()
             )
         }
     }

@@ -191,13 +191,17 @@ fn one_way(trips: [f64; 3], from: usize, to: usize) -> Duration {
 /// The parameters that every PostgreSQL gets; all others are its own defaults, or the system's.
 pub(super) fn parameters(options: &Options) -> Vec<(String, String)> {
     let set = |name: &str, value: String| (name.to_owned(), value);
-    vec![
+    let mut all = vec![
         set("shared_buffers", format!("{}MB", options.buffers_mb)),
         set(
             "checkpoint_timeout",
             format!("{}s", options.checkpoint_seconds),
         ),
-    ]
+    ];
+    if options.subscriber {
+        all.push(set("wal_level", "logical".to_owned()));
+    }
+    all
 }
 
 /// Those, and a file that lets everybody in, for systems that do not write one.
