@@ -1,7 +1,7 @@
-//! Copying the log into a repository, as it becomes durable.
+//! Copying of WAL into a repository, as it becomes durable.
 //!
-//! Invariant: what is copied is durable in the zones and on the history of the volume, so a takeover neither leaves a gap nor
-//! adds what the new active does not have.
+//! Invariant: only WAL is copied that is durable in the zones and on the volume's timeline. So a takeover leaves no gap in the
+//! repository, and the repository has no WAL that the new active lacks.
 
 use volume::lsn::Lsn;
 
@@ -11,29 +11,29 @@ use crate::repository::Repository;
 use crate::source::{Shown, Source};
 use crate::tip::Tip;
 
-/// How far the log is copied.
+/// Result of copying WAL.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Copied {
-    /// All of it up to here, which is all that is durable.
+    /// All durable WAL is copied, up to this position.
     To(Lsn),
-    /// The zones do not have the log from here on any more: only a newer image has what was there.
+    /// The zones no longer have the WAL from this position on: only a newer image contains those changes.
     Gap(Lsn),
-    /// A timeline begins just now: the next look shows where.
+    /// A timeline is just beginning: its position is known at the next call.
     Later,
 }
 
-/// See the module.
+/// Copies the WAL of one volume into one repository.
 pub struct Archiver {
     repository: Repository,
     index: LogIndex,
     /// The beginning of the segment that is copied next.
     at: Lsn,
-    /// How far it has copied.
+    /// Timeline and position up to which WAL is copied.
     tip: Option<Tip>,
 }
 
 impl Archiver {
-    /// Goes on behind `from`.
+    /// An archiver that continues after `from`.
     ///
     /// # Errors
     /// Those of the repository.
@@ -47,17 +47,17 @@ impl Archiver {
         })
     }
 
-    /// Where it reads next: the log before that is not needed any more.
+    /// Position that is read next. WAL before it is no longer needed.
     pub fn at(&self) -> Lsn {
         self.at
     }
 
-    /// How far it has copied; `None` if it has not yet.
+    /// Timeline and position up to which WAL is copied; `None` before the first copy.
     pub fn tip(&self) -> Option<Tip> {
         self.tip
     }
 
-    /// Copies what is durable.
+    /// Copies the WAL that is durable.
     ///
     /// # Errors
     /// The claim was given up; those of the zones and of the repository.

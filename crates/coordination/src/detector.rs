@@ -6,7 +6,7 @@
 //! in the paper: time in which the standby itself learnt nothing (it was paused, or its own store
 //! operations were slow or unanswered) proves nothing about the active and does not count. A read
 //! that takes longer than a share of Tmax makes the detector *blind*: the active's beats probably
-//! suffer from the same, so the count begins anew when the store is back. Reads may be quick where
+//! suffer from the same, so the count starts at zero when the storage tier answers again. Reads may be quick where
 //! writes are not (a disk that does not sync): once the silence is [in doubt](Detector::is_in_doubt), each
 //! read comes after a write of the standby's own, and takes as long.
 //!
@@ -17,9 +17,9 @@
 //! counts after a grace period in which a healthy active would have shown a beat.
 //!
 //! **Why that is safe.** Being wrong costs a takeover, never data: a new active owns an epoch
-//! before it does anything, and no older writer can complete a sync from then on (DAX 4.3; design
-//! section 5). The paper needs Tmax to be conservative and the active to shut itself down; here the
-//! fence does both jobs. So nothing in this module must be right for correctness, only for comfort.
+//! before it does anything, and no older writer can complete a sync from then on (DAX 4.3). The paper
+//! needs Tmax to be conservative and the active to shut itself down; here the fence does both jobs. So
+//! an error in this module can cost availability, never correctness.
 //!
 //! Pure: time is a [`Duration`] since some moment of the caller's monotonic clock.
 
@@ -30,16 +30,16 @@ use dax::ids::Epoch;
 
 use crate::config::Heartbeat as Timing;
 
-/// The counter as it was read: it only ever grows, epochs first.
+/// Value of the heartbeat's counter. It only grows, and a later epoch is greater than any counter of an earlier one.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Beat {
-    /// The epoch that beats.
+    /// Epoch of the active that writes the counter.
     pub epoch: Epoch,
-    /// Its counter.
+    /// Number of beats in this epoch.
     pub counter: u64,
 }
 
-/// What the direct channel told.
+/// Event of the direct channel to the active's agent.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Hint {
     /// The channel to the active stands (again).
@@ -52,7 +52,7 @@ pub enum Hint {
     Vacant {
         /// The epoch that ended.
         epoch: Epoch,
-        /// Its words.
+        /// Reason that the agent gave.
         reason: String,
     },
 }
@@ -87,7 +87,7 @@ impl fmt::Display for Evidence {
     }
 }
 
-/// What the detector thinks of the active.
+/// Judgement of the detector about the active.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Verdict {
     /// Alive, or not silent for long enough.
@@ -152,7 +152,7 @@ impl Detector {
         }
     }
 
-    /// Goes by other timings from now on; what was counted counts.
+    /// Uses other timings from now on. Silence that was counted before still counts.
     pub fn retime(&mut self, timing: Timing) {
         self.timing = timing;
     }
@@ -197,7 +197,7 @@ impl Detector {
             let gap = self
                 .last_asked
                 .map_or(Duration::ZERO, |last| asked.saturating_sub(last));
-            // A longer gap is a pause of ours, in which nothing was learnt.
+            // A longer gap is a pause of this node, in which it could learn nothing.
             self.silent += gap.min(2 * self.timing.poll);
             self.last_asked = Some(asked);
         }
@@ -208,7 +208,7 @@ impl Detector {
     fn progress(&mut self, beat: Option<Beat>, asked: Duration, now: Duration) {
         let successor = self.best.map(|b| b.epoch) < beat.map(|b| b.epoch);
         if successor && self.best.is_some() {
-            // What was said of a predecessor says nothing of its successor.
+            // Hints about the predecessor do not apply to its successor.
             (self.broke_at, self.refused) = (None, false);
             self.announced = None;
         }
@@ -249,7 +249,7 @@ impl Detector {
             Hint::Reset => {
                 self.broke_at.get_or_insert(now);
             }
-            // Only a channel that stood tells: a node that starts finds many closed doors.
+            // Counts only after an established channel broke: a node that starts finds many agents not running.
             Hint::Refused => self.refused |= self.broke_at.is_some(),
             Hint::Vacant { epoch, reason } => {
                 if self.best.is_none_or(|b| b.epoch <= epoch) {
@@ -260,7 +260,7 @@ impl Detector {
         self.judge(now);
     }
 
-    /// What to think of the active at `now`.
+    /// Judges the active at `now`.
     pub fn verdict(&mut self, now: Duration) -> Verdict {
         let overdue = self
             .asked
@@ -283,7 +283,7 @@ impl Detector {
         }
     }
 
-    /// When the verdict can next change by itself, apart from reads: the end of a grace period.
+    /// Time at which the verdict can next change without a read: the end of a grace period.
     pub fn wake_at(&self) -> Option<Duration> {
         let broke = self.broke_at.filter(|_| self.suspect.is_none())?;
         Some(broke + self.timeout())

@@ -1,5 +1,5 @@
-//! Asking for another active, and waiting until it serves: what the command line and the HTTP
-//! interface do when an operator wants it.
+//! Change of the active by an operator's order, for the command line and the HTTP interface: asks a node, and waits until the
+//! new active serves.
 
 use std::cmp::Reverse;
 use std::time::Duration;
@@ -14,17 +14,17 @@ use tokio::time::Instant;
 
 /// How long the change may take.
 const DONE_WITHIN: Duration = Duration::from_secs(60);
-/// How long a node may take to say that it is there.
+/// How long a node may take to answer that it is running.
 const THERE_WITHIN: Duration = Duration::from_secs(2);
-/// How long the node that is asked may take to answer.
+/// How long a node may take to answer the order.
 const ANSWER_WITHIN: Duration = Duration::from_secs(10);
-/// How often the registry is asked whether it is done.
+/// How often the registry is read for the new active.
 const LOOK_EVERY: Duration = Duration::from_millis(100);
 
-/// With or without the old active.
+/// Part of the old active in the change.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum How {
-    /// The active hands over; refused if nobody serves.
+    /// The active hands over. Refused if there is no active.
     Planned,
     /// The active hands over if there is one, else the standby takes over by itself.
     IfPossible,
@@ -36,7 +36,7 @@ pub enum How {
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum HandoverError {
-    /// Nobody could become the active; says why.
+    /// No standby could become the active, for this reason.
     #[error("{0}")]
     NoCandidate(String),
     /// A planned change needs an active that hands over.
@@ -51,17 +51,17 @@ pub enum HandoverError {
     /// Another node serves than the one that should.
     #[error("{serves} is the active now, not {wanted}")]
     AnotherServes {
-        /// Who does.
+        /// The node that serves.
         serves: NodeName,
-        /// Who should.
+        /// The node that was to serve.
         wanted: NodeName,
     },
-    /// It was asked, and nobody serves yet.
+    /// A node accepted the order, and no node serves yet.
     #[error("no new active within {DONE_WITHIN:?}")]
     NotInTime,
 }
 
-/// Has `to` (any standby, if `None`) become the active, and waits until it serves.
+/// Makes `to` the active, or the best standby if `None`, and waits until it serves.
 ///
 /// # Errors
 /// [`HandoverError`]
@@ -75,12 +75,12 @@ pub async fn hand_over(
     let before = Heartbeat::load(storage)
         .await?
         .map_or(0, |beat| beat.epoch.0);
-    let candidates = whom(&members, to.as_ref(), how)?;
+    let candidates = to_ask(&members, to.as_ref(), how)?;
     let order = Request::Failover {
         to: to.clone(),
         force: how == How::Forced,
     };
-    let asked = first(&candidates, |member| ask(me, member, &order)).await?;
+    let asked = first_accepting(&candidates, |member| ask(me, member, &order)).await?;
     tracing::info!(asked = %asked.name, ?how, "requested another active");
     let deadline = Instant::now() + DONE_WITHIN;
     loop {
@@ -96,7 +96,7 @@ pub async fn hand_over(
     }
 }
 
-/// A cluster may well have another active than the one that was wanted: its operator has to hear of that.
+/// Refuses a new active that is not the wanted one: the cluster works, but its operator must know.
 fn as_wanted(beat: Heartbeat, wanted: Option<NodeName>) -> Result<Heartbeat, HandoverError> {
     match wanted {
         Some(wanted) if wanted != beat.node => Err(HandoverError::AnotherServes {
@@ -107,17 +107,17 @@ fn as_wanted(beat: Heartbeat, wanted: Option<NodeName>) -> Result<Heartbeat, Han
     }
 }
 
-/// Why one that was asked does not do it.
+/// Failure of an order to one node.
 #[derive(Debug)]
-enum No {
-    /// It is not there, or will not: another one may.
-    Next(ChannelError),
-    /// It may do it yet, or knows that nobody can.
-    Last(ChannelError),
+enum Declined {
+    /// The node is not running, or refuses: the next one is asked.
+    TryNext(ChannelError),
+    /// The node may still carry the order out, or has refused for all: no other one is asked.
+    Final(ChannelError),
 }
 
-/// Asks one after the other until one does it; says which.
-async fn first<'m, Asked: Future<Output = Result<(), No>>>(
+/// Asks the candidates one after the other. Returns the first that accepts.
+async fn first_accepting<'m, Asked: Future<Output = Result<(), Declined>>>(
     candidates: &[&'m Member],
     ask: impl Fn(&'m Member) -> Asked,
 ) -> Result<&'m Member, HandoverError> {
@@ -125,8 +125,8 @@ async fn first<'m, Asked: Future<Output = Result<(), No>>>(
     for member in candidates {
         match ask(member).await {
             Ok(()) => return Ok(member),
-            Err(No::Last(error)) => return Err(error.into()),
-            Err(No::Next(error)) => {
+            Err(Declined::Final(error)) => return Err(error.into()),
+            Err(Declined::TryNext(error)) => {
                 tracing::info!(asked = %member.name, %error, "this node does not become the active");
                 refusals.push((member, error));
             }
@@ -145,24 +145,24 @@ async fn first<'m, Asked: Future<Output = Result<(), No>>>(
     Err(HandoverError::NoCandidate(why))
 }
 
-async fn ask(me: &Party, member: &Member, order: &Request) -> Result<(), No> {
-    // An order that gets no answer may be carried out all the same, and then nobody else may get it. A question harms nobody.
+async fn ask(me: &Party, member: &Member, order: &Request) -> Result<(), Declined> {
+    // An unanswered order may still be carried out, so no other node may get it. Therefore a harmless request goes first.
     let there = channel::request(&member.channel, me, Request::Status, THERE_WITHIN).await;
-    there.map_err(No::Next)?;
+    there.map_err(Declined::TryNext)?;
     let done = channel::request(&member.channel, me, order.clone(), ANSWER_WITHIN).await;
     match done {
         Ok(_) => Ok(()),
-        // The active speaks for all; a standby for itself.
+        // The active refuses for the whole cluster, a standby for itself.
         Err(error @ ChannelError::Refusal { .. }) if member.role != Role::Active => {
-            Err(No::Next(error))
+            Err(Declined::TryNext(error))
         }
-        Err(error) => Err(No::Last(error)),
+        Err(error) => Err(Declined::Final(error)),
     }
 }
 
-/// Who is to be asked, one after the other until one does it: the active if it shall cooperate, and standbys if they may do it
-/// without it. Records of dead nodes stay: whether somebody is there is not known here.
-fn whom<'m>(
+/// Nodes to ask, in order: the active if it is to hand over, and standbys if they may take over without it. Dead nodes may be
+/// among them, because their records stay.
+fn to_ask<'m>(
     members: &'m [Member],
     to: Option<&NodeName>,
     how: How,
@@ -174,7 +174,7 @@ fn whom<'m>(
     };
     let mut standbys = of_role(Role::Standby);
     if standbys.is_empty() {
-        // Where another server than PostgreSQL is hosted, those who may take over hold nothing: spares.
+        // With a hosted server, the nodes that can take over are spares, because they hold no state.
         standbys = of_role(Role::Spare);
     }
     standbys.sort_by(|a, b| rank(a).cmp(&rank(b)));
@@ -182,10 +182,10 @@ fn whom<'m>(
         .iter()
         .find(|m| m.role == Role::Active && m.state == MemberState::Serving);
     if standbys.is_empty() {
-        let whom = to.map_or("there is no standby".to_owned(), |to| {
+        let why = to.map_or("there is no standby".to_owned(), |to| {
             format!("{to} is no standby")
         });
-        return Err(HandoverError::NoCandidate(whom));
+        return Err(HandoverError::NoCandidate(why));
     }
     match (how, active) {
         (How::Planned, None) => Err(HandoverError::NobodyServes),
@@ -195,8 +195,8 @@ fn whom<'m>(
     }
 }
 
-/// Sorts those who may become the active, best first: roughly as they rank themselves when the active dies. Those who would not
-/// by themselves come last: an order overrides that, if it must.
+/// Order of candidates, best first: roughly as they rank themselves when the active dies. Nodes that do not take over by
+/// themselves come last: an order may override that.
 fn rank(member: &Member) -> impl Ord + '_ {
     let ready = match member.state {
         MemberState::Warm => 0,
@@ -236,7 +236,7 @@ mod tests {
             member("a", "active", "serving"),
             member("b", "standby", "warm"),
         ];
-        let asked = |members, how| names(whom(members, None, how));
+        let asked = |members, how| names(to_ask(members, None, how));
         for (how, both, standby_only) in [
             (How::Planned, vec!["a"], None),
             (How::IfPossible, vec!["a", "b"], Some(vec!["b"])),
@@ -247,7 +247,7 @@ mod tests {
             assert!(asked(&members[..1], how).is_none(), "nobody to follow");
         }
         let a = NodeName::new("a").unwrap();
-        assert!(whom(&members, Some(&a), How::Planned).is_err());
+        assert!(to_ask(&members, Some(&a), How::Planned).is_err());
     }
 
     // `failover` without a name once asked the first standby by name, dead or not, and failed although another one was warm.
@@ -265,7 +265,7 @@ mod tests {
         ];
         members[2].tags.nofailover = true;
         members[5].applied = volume::lsn::Lsn(7);
-        let asked = |to| names(whom(&members, to, How::IfPossible));
+        let asked = |to| names(to_ask(&members, to, How::IfPossible));
         assert_eq!(asked(None), Some(vec!["f", "e", "d", "b", "a", "c"]));
         let c = NodeName::new("c").unwrap();
         assert_eq!(asked(Some(&c)), Some(vec!["c"]));
@@ -284,22 +284,25 @@ mod tests {
     async fn the_next_one_is_asked_only_if_one_certainly_does_not_do_it() {
         let members = ["a", "b", "c"].map(|name| member(name, "standby", "warm"));
         let candidates: Vec<&Member> = members.iter().collect();
-        let done = first(&candidates, async |member| match member.name.as_str() {
+        let done = first_accepting(&candidates, async |member| match member.name.as_str() {
             "b" => Ok(()),
-            other => Err(No::Next(error(other))),
+            other => Err(Declined::TryNext(error(other))),
         });
         assert_eq!(done.await.unwrap().name.as_str(), "b");
 
-        let unknown = first(&candidates, async |member| match member.name.as_str() {
-            "a" => Err(No::Last(error("a"))),
+        let unknown = first_accepting(&candidates, async |member| match member.name.as_str() {
+            "a" => Err(Declined::Final(error("a"))),
             other => panic!("{other} was asked as well"),
         });
         assert!(matches!(unknown.await, Err(HandoverError::Channel(_))));
 
-        let refuse = async |member: &Member| Err(No::Next(error(member.name.as_str())));
-        let one = first(&candidates[..1], refuse).await.unwrap_err();
+        let refuse = async |member: &Member| Err(Declined::TryNext(error(member.name.as_str())));
+        let one = first_accepting(&candidates[..1], refuse).await.unwrap_err();
         assert!(matches!(one, HandoverError::Channel(_)));
-        let all = first(&candidates, refuse).await.unwrap_err().to_string();
+        let all = first_accepting(&candidates, refuse)
+            .await
+            .unwrap_err()
+            .to_string();
         assert!(all.contains("a: the agent at a:7432 refused"), "{all}");
         assert!(all.contains("c: the agent at c:7432 refused"), "{all}");
     }

@@ -2,10 +2,10 @@
 //!
 //! ```text
 //!   magic │ checksum of what follows │ version │ length │ name │ database │ persistency │ xmin │ catalog_xmin
-//!     │ restart_lsn │ why it is of no use │ confirmed_flush │ two_phase_at │ two_phase │ plugin │ ...
+//!     │ restart_lsn │ invalidated │ confirmed_flush │ two_phase_at │ two_phase │ plugin │ ...
 //! ```
 //!
-//! PostgreSQL 15 to 18 agree on all that is read here. Invariant: what has another form, or another checksum, is refused.
+//! PostgreSQL 15 to 18 agree on all fields that are read here. Invariant: a file with another form or checksum is refused.
 
 use std::fmt;
 
@@ -16,11 +16,11 @@ pub const STATE_FILE: &str = "state";
 
 const MAGIC: u32 = 0x0105_1CA1;
 const HEADER_BYTES: usize = 16;
-/// Bytes before those that the checksum covers: itself, and the magic number.
+/// Bytes at the beginning that the checksum does not cover: the magic number, and the checksum.
 const UNCHECKED_BYTES: usize = 8;
 const NAME_BYTES: usize = 64;
 
-/// A slot's decoding.
+/// Fields that a logical slot has in addition.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Decoding {
     /// The database's object id.
@@ -29,18 +29,18 @@ pub struct Decoding {
     pub plugin: String,
     /// True if prepared transactions are decoded when they are prepared.
     pub two_phase: bool,
-    /// The position that was confirmed.
+    /// Position that the subscriber has confirmed.
     pub confirmed: Lsn,
 }
 
-/// A slot that outlives its server.
+/// A slot that survives a restart of its server.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Slot {
-    /// The name.
+    /// Name, which is that of the slot's directory.
     pub name: String,
     /// Where reading begins; zero if nothing is reserved.
     pub restart: Lsn,
-    /// True if PostgreSQL gave it up.
+    /// True if PostgreSQL has invalidated it.
     pub is_invalid: bool,
     /// `None` for a physical slot.
     pub decoding: Option<Decoding>,
@@ -59,7 +59,7 @@ impl fmt::Display for NoSlot {
 impl std::error::Error for NoSlot {}
 
 impl Slot {
-    /// Reads the file. `None` if the slot goes with its session or is not complete yet: a server that starts removes it.
+    /// Parses the file. `None` if the slot is temporary or not complete yet: a starting server removes such slots.
     ///
     /// # Errors
     /// [`NoSlot`]
@@ -74,7 +74,7 @@ impl Slot {
             return Err(NoSlot("the file has another checksum"));
         }
         let data = &bytes[HEADER_BYTES..HEADER_BYTES + length];
-        // 1 is a slot that is not complete yet, 2 one that goes with its session.
+        // Persistency: 1 is a slot that is not complete yet, 2 a temporary one.
         if read_u32(data, 68).ok_or(short)? != 0 {
             return Ok(None);
         }
@@ -92,7 +92,7 @@ impl Slot {
         Ok(Some(Slot {
             name: text(data, 0).ok_or(short)?,
             restart: lsn(80)?,
-            // A position in PostgreSQL 15, from 16 on a reason.
+            // `invalidated` is a position in PostgreSQL 15, and a reason from 16 on.
             is_invalid: lsn(88)? != Lsn::ZERO,
             decoding,
         }))

@@ -38,7 +38,7 @@ const STOP_PATIENCE: Duration = Duration::from_secs(2);
 /// Dropping it stops it.
 pub struct Zone {
     shared: Arc<Shared>,
-    /// Those that work off what was received.
+    /// Threads that carry out what receivers have read.
     workers: Mutex<Vec<JoinHandle<()>>>,
     listeners: Mutex<Vec<(String, JoinHandle<()>)>>,
     clients: Arc<Clients>,
@@ -47,7 +47,7 @@ pub struct Zone {
 /// The threads of connections.
 struct Clients {
     last_id: AtomicU64,
-    /// What receivers help with.
+    /// Commits, which receivers help to carry out.
     commits: Arc<Commits>,
     receivers: Mutex<Vec<JoinHandle<()>>>,
     senders: Mutex<Vec<JoinHandle<()>>>,
@@ -63,7 +63,7 @@ impl Clients {
         }
     }
 
-    /// Gives the receivers a moment to take in what has arrived.
+    /// Gives the receivers a moment to read what has arrived.
     fn wait_received(&self) {
         let until = Instant::now() + STOP_PATIENCE;
         let busy = || self.receivers.lock().iter().any(|t| !t.is_finished());
@@ -93,7 +93,7 @@ impl Zone {
         Ok(zone)
     }
 
-    /// The same over an engine that is open.
+    /// Opens the zone over an engine that is open already.
     pub(crate) fn over(
         engine: Box<dyn Engine>,
         dir: &Path,
@@ -218,7 +218,7 @@ impl Zone {
     /// the store. May be called from any thread, repeatedly.
     ///
     /// # Errors
-    /// Why the zone failed, if it did; what was acknowledged is safe all the same.
+    /// The reason, if the zone failed. Acknowledged writes are safe even then.
     pub fn stop(&self) -> Result<(), ZoneFailed> {
         self.shared.begin_stop();
         for (address, thread) in self.listeners.lock().drain(..) {
@@ -233,7 +233,7 @@ impl Zone {
         }
         let conns: Vec<_> = self.shared.conns.lock().values().cloned().collect();
         self.clients.wait_received();
-        // Who is left waits for a client that takes no answers.
+        // A receiver that is left waits for a client that does not read its answers.
         let waiting = self
             .clients
             .receivers
@@ -266,7 +266,7 @@ impl Drop for Zone {
     }
 }
 
-/// Puts what a restart left to do on the janitor's list; returns the next number of a removal.
+/// Gives the janitor the work that the last run left. Returns the next number of a removal.
 pub(crate) fn resume_tasks(shared: &Shared) -> Result<u64, OpenError> {
     let broken = |error: EngineError| error.at_open(&shared.dir);
     let mut next = 1;
@@ -302,7 +302,7 @@ fn accept(shared: &Arc<Shared>, clients: &Clients, listener: &Listener) {
             result
         });
         if let Err(error) = started {
-            // Usually too many open files or threads: the connections that stand may end.
+            // Usually too many open files or threads, until some connections end.
             tracing::warn!(%error, "cannot take a connection");
             std::thread::sleep(Duration::from_millis(100));
         }

@@ -1,7 +1,7 @@
-//! How a client introduces itself to a zone, and how the zone proves to be one.
+//! The greeting of a client and a zone: the client introduces itself, and the zone proves that it knows the key.
 //!
-//! Invariant: a client that has a key believes nothing a zone says, and tells it nothing but names,
-//! until the zone has proved to know the key.
+//! Invariant: until the zone has proved that it knows the key, a client with a key uses no answer of the zone, and sends it
+//! nothing but names.
 
 use super::ClientConfig;
 use super::core::Arrival;
@@ -15,13 +15,13 @@ use crate::storage::VolumeSettings;
 use crate::tls::Tls;
 use crate::wire::{PROTOCOL, Request, Response};
 
-/// Who we are to every zone.
+/// The client as it introduces itself to every zone.
 #[derive(Debug, Clone)]
 pub(super) struct Introduction {
     pub volume: VolumeName,
     /// For the zones' logs.
     pub client: String,
-    /// Where we are; see [`super::ClientConfig::zone`].
+    /// Zone of this client, for emulated networks ([`super::ClientConfig::zone`]).
     pub zone: Option<String>,
     pub key: Option<VolumeKey>,
     pub tls: Option<Tls>,
@@ -37,12 +37,12 @@ pub(super) struct Greeted {
 /// What a replica answers to a greeting.
 pub(super) enum Greeting {
     Known(Box<Greeted>),
-    /// It does not know the volume. Which store it is, if it says.
+    /// The replica does not know the volume. It may name its store.
     Unknown(Option<StoreId>),
 }
 
 impl Introduction {
-    /// What `config` says.
+    /// Introduction with the names and keys of `config`.
     pub fn new(config: &ClientConfig) -> Introduction {
         Introduction {
             volume: config.volume.clone(),
@@ -117,7 +117,7 @@ impl Introduction {
         within(address, attempt).await
     }
 
-    /// Says hello, and proves what the zone asks for once the zone has done so itself.
+    /// Says hello. If the zone asks for a proof of the key, verifies the zone's own proof first, and then answers.
     async fn hello(&self, stream: &mut Stream, address: &str) -> Result<Response> {
         let nonce = Nonce::random()?;
         let hello = Request::Hello {

@@ -1,8 +1,8 @@
 //! Re-protection (CAC-DB 5.2): how many standbys the active has, whether they could take over at once,
 //! and which spare is enlisted when there are too few.
 //!
-//! Invariant: nobody is enlisted for a node that is alive, because it comes back by itself; unless it has tried in
-//! vain for minutes. A spare that was enlisted stays: going back would only be one more change.
+//! Invariant: no spare is enlisted for a node that is alive, because that node becomes a standby by itself, unless it has
+//! failed to for minutes. An enlisted spare stays a standby: sending it back would only be one more change.
 
 use std::collections::HashMap;
 use std::time::Duration;
@@ -30,9 +30,9 @@ pub enum Level {
     /// No standby could take over at once.
     #[default]
     Unprotected,
-    /// One could, but there are fewer of them than wanted.
+    /// A standby could take over at once, but fewer of them than wanted.
     Degraded,
-    /// As many as wanted could.
+    /// As many standbys as wanted could take over at once.
     Protected,
 }
 
@@ -46,21 +46,21 @@ pub struct Protection {
     pub standbys: usize,
     /// How many of them could take over at once.
     pub warm: usize,
-    /// What that comes to.
+    /// Level of protection that these numbers amount to.
     pub level: Level,
-    /// Since when it does; none before the first nodes_seen.
+    /// Time since which the level has been the same; `None` before the first count.
     pub since: Option<Duration>,
     /// How long the last loss of protection took to be made good.
     pub restored_after: Option<Duration>,
-    /// Since when it is less than protected.
+    /// Time since which the active has been less than protected.
     lost_at: Option<Duration>,
     enlisted: Option<(NodeName, Duration)>,
-    /// Living nodes that are to be standbys and have not been warm since then.
+    /// Living nodes that are to be standbys, with the time since which they have not been warm.
     not_warm: HashMap<NodeName, Duration>,
 }
 
 impl Protection {
-    /// Takes a nodes_seen in; the spare to enlist, if one should be.
+    /// Counts the standbys among `nodes_seen`. Returns the spare to enlist, if one should be.
     pub(super) fn count(
         &mut self,
         me: &NodeName,
@@ -72,14 +72,14 @@ impl Protection {
         self.note_not_warm(me, &nodes_seen, now);
         let others = || nodes_seen.nodes.iter().filter(|(m, _)| m.name != *me);
         let alive = || others().filter(|(_, alive)| *alive).map(|(m, _)| m);
-        // Whoever is alive and no spare is a standby, or on its way to be one, if that does not take for ever.
+        // A living node that is no spare is a standby, or becomes one within the time limit.
         let stays = |m: &&Member| {
             let since = self.not_warm.get(&m.name);
             let tries = since.is_some_and(|at| now.saturating_sub(*at) < limits.warm_within);
             is_to_stand(m) && (replays(m) || tries)
         };
         self.standbys = alive().filter(stays).count();
-        // One on which texts sort otherwise does not take over.
+        // A standby whose libraries sort text differently does not take over.
         let is_warm = |m: &Member| m.role == Role::Standby && m.state == MemberState::Warm;
         let warm = |m: &&Member| is_warm(m) && m.misfit.is_none();
         self.warm = alive().filter(warm).count();
@@ -105,7 +105,7 @@ impl Protection {
         spare
     }
 
-    /// A node that fails again and again is a standby for moments: only one that was warm begins to count anew.
+    /// A node that fails again and again is a standby for moments, so only being warm resets its time.
     fn note_not_warm(&mut self, me: &NodeName, nodes_seen: &NodesSeen, now: Duration) {
         let before = std::mem::take(&mut self.not_warm);
         let alive = nodes_seen.nodes.iter().filter(|(_, alive)| *alive);
@@ -133,7 +133,7 @@ impl Protection {
         }
     }
 
-    /// True if that node was a living standby at the last nodes_seen whose PostgreSQL replays.
+    /// True if that node was a living standby, with a PostgreSQL that replays, at the last count.
     pub(super) fn could_follow(&self, name: &NodeName) -> bool {
         self.standbys_alive().any(|member| member.name == *name)
     }
@@ -156,7 +156,7 @@ impl Protection {
     }
 }
 
-/// True if a living node is a standby, or means to be one.
+/// True if a living node is a standby, or is starting as one.
 fn is_to_stand(member: &Member) -> bool {
     member.role != Role::Spare && member.state != MemberState::Stopped
 }
@@ -255,7 +255,7 @@ mod tests {
         assert_eq!(p.level, Level::Unprotected);
     }
 
-    /// A standby whose disk was read-only began anew every few seconds for weeks, and the spare beside it did nothing.
+    /// A standby whose disk was read-only started over every few seconds for weeks, and the spare beside it did nothing.
     // hazard: NODE-19
     #[test]
     fn a_spare_is_enlisted_for_a_node_that_fails_again_and_again() {

@@ -1,7 +1,6 @@
-//! What a proxy knows of the cluster: who is active, since which transactions, how far the standbys are.
+//! A proxy's knowledge of the cluster: the active, the horizons of takeovers, and the positions of standbys.
 //!
-//! Fed by [`News`], which a source outside tells. Invariant: an epoch never goes back, and what is said of an
-//! older one is forgotten.
+//! [`News`] from a source outside change it. Invariant: the epoch never goes back, and news of an older one are ignored.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -21,7 +20,7 @@ pub type NodeName = Arc<str>;
 /// Server that a pool has connections to.
 #[derive(Debug, Clone, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum Place {
-    /// Whoever is active.
+    /// The active.
     Active,
     /// A standby.
     Standby(NodeName),
@@ -50,15 +49,15 @@ pub struct Standby {
     pub address: Address,
     /// How far it has replayed the log.
     pub replayed: Lsn,
-    /// Which run of its server that is said of: one that was started again may be behind what it was. Not known of a server
-    /// that was not asked yet.
+    /// Run of its server that `replayed` is of: a restarted server may be behind that position. `None` if the server was not
+    /// asked yet.
     pub run: Option<ServerRun>,
     /// Kept as a spare: it gets only a small share of the reads, so that its buffers are warm (section 4.5
     /// of the paper).
     pub is_spare: bool,
 }
 
-/// Something that a source tells.
+/// News from a source about the cluster.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum News {
     /// This server is active in this epoch.
@@ -67,58 +66,58 @@ pub enum News {
         epoch: Epoch,
         /// Where it listens.
         address: Address,
-        /// Which run of its server that is, if the source knows: a server at this address that was started at another time
-        /// serves in another epoch, or was restarted in this one.
+        /// Run of its server, if the source knows it: a server at this address with another run belongs to another epoch, or
+        /// was restarted in this one.
         run: Option<ServerRun>,
-        /// What each takeover recorded: the epoch that began and its horizon, if one could be taken. Every
-        /// epoch in which a server was active is among them, as far back as outcomes are to be decided.
+        /// Record of each takeover: the epoch that began, and its horizon, if there is one. They go as far back as outcomes
+        /// of commits are looked up, and leave out no epoch that had an active.
         horizons: Vec<(Epoch, Option<Horizon>)>,
     },
-    /// These are the standbys and their positions.
+    /// All standbys, with their positions.
     Standbys(Vec<Standby>),
-    /// These of them do not answer.
+    /// The standbys that do not answer.
     Silent(BTreeSet<NodeName>),
-    /// The active has not proved in time that it still is, or does so again.
+    /// True: the active has not proved in time that it is still active. False: it has proved it again.
     Unproven(bool),
     /// A planned handover begins: let no transaction begin. Open ones may end.
     Hold,
-    /// It is over.
+    /// The planned handover is over.
     Resume,
-    /// The same by an operator's word.
+    /// An operator lets no transaction begin.
     Pause,
-    /// That is over.
+    /// The operator's pause is over.
     Unpause,
 }
 
-/// What is known.
+/// The cluster as the proxy knows it.
 #[derive(Debug, Clone, Default)]
 pub struct Topology {
-    /// The newest epoch heard of; none yet at the beginning.
+    /// The newest epoch that is known; [`Epoch::NONE`] at the beginning.
     pub epoch: Epoch,
     /// Its active.
     pub active: Option<Address>,
     /// The run of the active's server, if that is known.
     pub active_run: Option<ServerRun>,
-    /// Where servers were active, in the epochs that were heard of.
+    /// Address of the active in each epoch that is known.
     pub addresses: BTreeMap<Epoch, Address>,
     /// What each takeover recorded.
     pub horizons: BTreeMap<Epoch, Option<Horizon>>,
     /// The standbys that may get reads.
     pub standbys: Vec<Standby>,
-    /// All standbys that were told of.
+    /// All standbys of the last news.
     pub told: Vec<Standby>,
-    /// Those that do not answer.
+    /// Standbys that do not answer.
     pub silent: BTreeSet<NodeName>,
-    /// The active has not proved in time that it still is: nothing of it may be told.
+    /// The active has not proved in time that it is still active: none of its answers may be passed on.
     pub is_unproven: bool,
-    /// A planned handover goes on.
+    /// A planned handover is under way.
     pub is_handing_over: bool,
-    /// An operator has said that transactions may not begin.
+    /// An operator lets no transaction begin.
     pub is_paused: bool,
 }
 
 impl Topology {
-    /// Takes news in.
+    /// Applies news.
     pub fn hear(&mut self, news: News) {
         match news {
             News::ActiveIs {
@@ -130,7 +129,7 @@ impl Topology {
                 if epoch < self.epoch {
                     return;
                 }
-                // Who takes over has just proved it.
+                // A new active has just proved that it is active, by owning its epoch.
                 self.is_unproven &= epoch == self.epoch;
                 if epoch > self.epoch || run.is_some() {
                     self.active_run = run;
@@ -166,14 +165,14 @@ impl Topology {
         self.active.is_some() && self.epoch >= epoch
     }
 
-    /// True if a server that runs as this is the active of the epoch that is known: another one at its address is that of an
-    /// epoch that was not heard of. `None` if nobody can tell.
+    /// True if `run` is the run of the active's server. Another run at the active's address may belong to an epoch that is not
+    /// known yet. `None` if the active's run is not known.
     pub fn is_actives_run(&self, run: ServerRun) -> Option<bool> {
         self.active_run.map(|active| active == run)
     }
 
-    /// True if a server at this address that was taken for the active of `epoch` may have been that of a later one: its node
-    /// was active again, or nobody told where another one was.
+    /// True if a server at `address`, used as the active of `epoch`, may have been the active of a later epoch: its node was
+    /// active again, or the address of a later active is not known.
     pub fn may_have_been_later(&self, address: Option<&Address>, epoch: Epoch) -> bool {
         let mut later = self.horizons.range(epoch.next()..);
         later.any(|(later, _)| match (self.addresses.get(later), address) {

@@ -14,7 +14,7 @@ use super::message::{Effect, Message, Session};
 use super::record::{Number, Record, Who};
 use super::role::{Follower, Role, Rules};
 
-/// The decisions of a host.
+/// A host's decisions, with the state that they depend on.
 #[derive(Debug)]
 pub struct Guard {
     me: Who,
@@ -28,12 +28,12 @@ pub struct Guard {
     is_linked: bool,
     /// The last checkpoint that was made.
     made: Number,
-    /// When each was made that the standby has not confirmed.
+    /// Checkpoints that the standby has not confirmed, with the time of each.
     made_ms: VecDeque<(Number, u64)>,
     confirmed: Number,
-    /// All that this host's disk held when the machine began to run here survives a power failure.
+    /// The disk's contents from before the machine began to run here survive a power failure.
     is_durable: bool,
-    /// The record says so.
+    /// The record says that the disk is durable.
     is_recorded: bool,
     /// This run of the host's kernel.
     boot: String,
@@ -42,7 +42,7 @@ pub struct Guard {
 }
 
 impl Guard {
-    /// A host that was just started.
+    /// Decisions of a host that has just started.
     pub fn new(me: Who, boot: String, rules: Rules, now_ms: u64) -> Guard {
         Guard {
             me,
@@ -67,22 +67,22 @@ impl Guard {
         }
     }
 
-    /// Its role.
+    /// Role in the pair of hosts.
     pub fn role(&self) -> &Role {
         &self.role
     }
 
-    /// Its name and life.
+    /// Name of the host, and number of its life: a host that discards its copy begins another life.
     pub fn me(&self) -> &Who {
         &self.me
     }
 
-    /// The last epoch that it owned.
+    /// The last epoch that this host owned.
     pub fn epoch(&self) -> Option<u32> {
         self.epoch
     }
 
-    /// The last checkpoint that its standby confirmed.
+    /// The last checkpoint that the standby confirmed.
     pub fn confirmed(&self) -> Number {
         self.confirmed
     }
@@ -91,7 +91,7 @@ impl Guard {
         self.rules.flaw == Some(flaw)
     }
 
-    /// It is this late now. Whatever happened to this host's process meanwhile: what it is told next did not happen before.
+    /// Moves the clock forward before an event, because this process may have been suspended since the last tick.
     pub fn at(&mut self, now_ms: u64) {
         if !self.has(Flaw::StaleClock) {
             self.now_ms = self.now_ms.max(now_ms);
@@ -132,7 +132,7 @@ impl Guard {
             }) if now_ms.saturating_sub(*since_ms) >= self.rules.confirm_ms => {
                 self.lose(out);
             }
-            // The standby holds everything; it is this host that does not go on.
+            // The standby holds everything: it is this host that makes no checkpoints.
             Role::Running(Follower::Current {
                 owes_ms: None,
                 made_ms,
@@ -156,7 +156,7 @@ impl Guard {
         record.active.name == self.me.name
     }
 
-    /// True if the machine may be started from this host's disk: it ran here last, and nothing that clients were told is lost.
+    /// True if the machine may be started from this host's disk: it ran here last, and no acknowledged output is lost.
     fn may_start(&self, record: &Record) -> bool {
         self.ran_here(record)
             && (self.has(Flaw::UnsyncedStarted)
@@ -166,7 +166,7 @@ impl Guard {
                     .is_none_or(|boot| *boot == self.boot))
     }
 
-    /// True if nobody starts the machine until an operator says where: it ran here last, and its host has lost power since.
+    /// True if no host starts the machine until an operator names one: it ran here last, and this host has lost power since.
     pub fn is_doubtful(&self) -> bool {
         match &self.role {
             Role::Looking {
@@ -177,7 +177,7 @@ impl Guard {
         }
     }
 
-    /// An operator wants the machine started from this host's disk, though another one may have more of what clients were told.
+    /// Starts the machine from this host's disk by an operator's order, though the other disk may have more acknowledged output.
     ///
     /// # Errors
     /// If it runs, or may run elsewhere.
@@ -220,7 +220,7 @@ impl Guard {
         self.lose(out);
     }
 
-    /// The host that runs the machine goes on without its standby.
+    /// The standby is lost: a host that runs the machine continues without it.
     fn lose(&mut self, out: &mut Vec<Effect>) {
         let Role::Running(follower) = &self.role else {
             return;
@@ -233,7 +233,7 @@ impl Guard {
                 self.role = Role::Running(Follower::None);
             }
             Follower::Naming(_) | Follower::Current { .. } => {
-                // The other host may run the machine soon: nobody shall hear two.
+                // The other host may run the machine soon: clients must not hear two machines.
                 out.extend([Effect::Hold, Effect::Unprotect]);
                 if self.has(Flaw::AloneUnrecorded) {
                     out.push(Effect::Open);
@@ -247,7 +247,7 @@ impl Guard {
         self.ask(out);
     }
 
-    /// The other host says something.
+    /// A message of the other host.
     pub fn message(&mut self, message: Message, out: &mut Vec<Effect>) {
         match message {
             Message::Follow(who) => self.follow(who, out),
@@ -270,7 +270,7 @@ impl Guard {
         }
     }
 
-    /// Something of this following came from the active host.
+    /// A sign of life of the active host in this session.
     pub fn alive(&mut self, session: &Session) {
         if let Role::Following {
             session: ours,
@@ -283,7 +283,7 @@ impl Guard {
         }
     }
 
-    /// Message for the other host now and then.
+    /// Message that shows the other host, at intervals, that this one is alive.
     pub fn sign_of_life(&self) -> Message {
         Message::Alive(match &self.role {
             Role::Running(follower) => follower.session().cloned(),
@@ -291,7 +291,7 @@ impl Guard {
         })
     }
 
-    /// The machine ended, or what keeps it broke: what it had in memory is gone.
+    /// The machine ended, or QEMU or its disk failed: the machine's memory is lost.
     pub fn machine_lost(&mut self, out: &mut Vec<Effect>) {
         if let Role::Running(Follower::Current { session, .. }) = &self.role {
             out.push(Effect::Send(Message::TakeOver(session.clone())));
@@ -301,7 +301,7 @@ impl Guard {
         }
     }
 
-    /// The copy that this host holds as the standby of that life is of no use.
+    /// The copy that this host holds as a standby in that life is unusable.
     pub fn standby_lost(&mut self, life: u64, out: &mut Vec<Effect>) {
         if self.me.life == life && matches!(self.role, Role::Following { .. }) {
             self.begin_again(out);
@@ -318,7 +318,7 @@ impl Guard {
         self.is_ordered = false;
     }
 
-    /// Another life, after everything was forgotten.
+    /// Begins another life, after everything was discarded.
     pub fn renewed(&mut self, life: u64) {
         self.is_durable = false;
         self.me.life = life;

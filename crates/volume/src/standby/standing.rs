@@ -1,27 +1,27 @@
-//! Whether what a standby reads of the zones is still kept for it.
+//! A standby's claim: as long as it is valid, the zones keep the blocks that the standby reads.
 //!
-//! A block that was given back reads as one that was never written: as zeros. So a standby that slept, or
-//! could not reach the zones, must not pass on what they say before it knows that its claim stands.
-//! [`Standing`] is the rule (pure, with the time passed in), [`ClaimWatch`] asks the registry, by the
-//! [`Hold`] of its attach.
+//! A released block reads as one that was never written: as zeros. So a standby that was suspended, or could not reach
+//! the zones, must not use their answers before it has checked that its claim is still valid. [`Standing`] is the rule
+//! (pure, with the time passed in). [`ClaimWatch`] reads the claim in the registry, by the [`Hold`] of its attach. Such
+//! a read is a *look*.
 //!
 //! ```text
-//!               a look at the claim that began at t: it stands
+//!               a look at the claim that began at t: it is valid
 //!   ┌──────────────────────────────────────────────────────────────────┐
 //!   ▼                                                                  │
 //! confirmed (t) ── VALID_FOR since t ──▶ in doubt: reads wait ── look ──┤
-//!   │                                                                  │ it does not
-//!   └──────────────────── a look: it does not ───────────────▶ lost ◀──┘   (final)
+//!   │                                                                  │ it is revoked
+//!   └──────────────────── a look: it is revoked ─────────────▶ lost ◀──┘   (final)
 //! ```
 //!
-//! Why it holds: whoever gives a claim up revokes it first, and what it names stays for another [`GRACE`]. A look
-//! that began at t and found no revocation began before the revocation was durable, so nothing was given
-//! back before t + [`GRACE`]. What arrived until then was still there when it was read. [`VALID_FOR`] is the
-//! smaller by far, for clocks that do not go alike.
+//! Why it holds: a claim is revoked before its blocks are released, and they stay for another [`GRACE`]. A look that
+//! began at t and found no revocation began before the revocation was durable, so no block was released before
+//! t + [`GRACE`]. Blocks that arrived until then were still there when they were read. [`VALID_FOR`] is much shorter,
+//! because clocks may run at different speeds.
 //!
-//! Invariant: what arrived later than that is passed on only after a look that began after it arrived. The same goes
-//! for the absence of a block however fresh the claim is: absence is what a block that was given back looks like,
-//! it is rare, and a machine that was paused as a whole may have a clock that stood still.
+//! Invariant: an answer that arrived later than that is used only after a look that began after it arrived. The same
+//! holds for every answer that a block is absent, however recent the last look is: a released block looks absent, absence
+//! is rare, and the clock of a machine that was paused as a whole may have stood still.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -38,10 +38,10 @@ use crate::error::{Error, Result};
 
 const _: () = assert!(GRACE.as_millis() >= 2 * VALID_FOR.as_millis());
 
-/// When something arrived, or a look began.
+/// Moment at which an answer arrived, or a look began.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 struct Moment {
-    /// By a clock that also goes while the machine sleeps.
+    /// Time by a clock that also advances while the machine is suspended.
     at: Duration,
     /// Looks that had begun by then.
     looks: u64,
@@ -52,24 +52,24 @@ struct Moment {
 struct Standing {
     /// Looks that have begun.
     looks: u64,
-    /// When the last of those began that found it standing.
+    /// Beginning of the last look that found the claim valid.
     confirmed: Option<Moment>,
     lost: bool,
 }
 
-/// What becomes of something that was read.
+/// Judgement of an answer of the zones.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Verdict {
-    /// It was there when it was read.
+    /// The claim was valid when the answer was read.
     Sound,
-    /// Only a look that begins now can tell.
+    /// A look that begins now decides.
     InDoubt,
-    /// Nobody knows what it was.
+    /// The claim is lost, so the answer may be of a released block.
     Lost,
 }
 
 impl Standing {
-    /// Something arrives.
+    /// Moment of an answer that arrives now.
     fn arrival(&self, at: Duration) -> Moment {
         let looks = self.looks;
         Moment { at, looks }
@@ -81,7 +81,7 @@ impl Standing {
         self.arrival(at)
     }
 
-    /// That look is over.
+    /// Notes the result of the look that began at `began`.
     fn looked(&mut self, began: Moment, stands: bool) {
         self.lost |= !stands;
         let is_later = |last: Moment| last.looks < began.looks;
@@ -90,7 +90,7 @@ impl Standing {
         }
     }
 
-    /// Judges what arrived: a block that was found, or the news that there is none.
+    /// Judges an answer: a block that was found, or the absence of a block.
     fn judge(&self, found: bool, arrived: Moment) -> Verdict {
         let is_sound = |confirmed: Moment| match found {
             true => arrived.at < confirmed.at + VALID_FOR,
@@ -104,28 +104,27 @@ impl Standing {
     }
 }
 
-/// Reads the clock that [`Standing`] goes by.
+/// Clock for [`Standing`].
 pub type Clock = Arc<dyn Fn() -> Duration + Send + Sync>;
 
-/// Registers and watches the claim that a standby's reads rest on. Clones are the same watch.
+/// Registers and watches the claim of a standby. Clones share one watch.
 #[derive(Clone)]
 pub struct ClaimWatch {
     hold: Hold,
     clock: Clock,
     standing: Arc<Mutex<Standing>>,
-    /// Held by who looks, so that those who wait share what one look finds.
+    /// Held during a look, so that all who wait share its result.
     looking: Arc<tokio::sync::Mutex<()>>,
     lost: watch::Sender<bool>,
 }
 
 impl ClaimWatch {
-    /// Begins an attach of this node: claims everything, in the place of whatever claim it had, also of one that
-    /// was revoked.
+    /// Begins an attach of this node: claims everything, in place of any earlier claim, even a revoked one.
     pub async fn begin(storage: &Arc<dyn Storage>, node: NodeName) -> Result<ClaimWatch> {
         ClaimWatch::begin_by(storage, node, Arc::new(since_boot)).await
     }
 
-    /// The same by another clock, for tests.
+    /// As [`ClaimWatch::begin`], with another clock for tests.
     pub async fn begin_by(
         storage: &Arc<dyn Storage>,
         node: NodeName,
@@ -140,21 +139,21 @@ impl ClaimWatch {
         })
     }
 
-    /// Registers `claim` in place of the last one. False: it did not stand any more, so nothing that it names can be
-    /// relied on.
+    /// Registers `claim` in place of the last one. Returns false if that one was revoked: then no block that `claim` names
+    /// can be relied on.
     pub async fn change(&self, storage: &Arc<dyn Storage>, claim: &Claim) -> Result<bool> {
         self.hold.change(storage, claim).await
     }
 
-    /// Gives the claim up, by which nobody reads any more.
+    /// Releases the claim, by which nothing is read any more.
     pub async fn release(&self, storage: &Arc<dyn Storage>) -> Result<()> {
         self.hold.release(storage).await
     }
 
-    /// Looks whether the claim stands, for all who wait for that.
+    /// Looks whether the claim is valid, for all who wait for that.
     ///
     /// # Errors
-    /// Those of the registry; nothing is known then.
+    /// Those of the registry. The validity is then not known.
     pub async fn look(&self, storage: &Arc<dyn Storage>) -> Result<bool> {
         let began = self.standing.lock().look((self.clock)());
         let stands = self.hold.stands(storage).await?;
@@ -165,8 +164,8 @@ impl ClaimWatch {
         Ok(stands)
     }
 
-    /// Returns once what was just read is known to have been there, or not to have been: waits for a look at the
-    /// claim where that is in doubt. `found`: a block, and not the news that there is none.
+    /// Returns when the answer that has just arrived is known to be sound. If it is in doubt, waits for a look at the
+    /// claim. `found` is false if the answer is that the block is absent.
     ///
     /// # Errors
     /// [`Error::ClaimLost`]; those of the registry.
@@ -177,7 +176,7 @@ impl ClaimWatch {
                 return Ok(());
             }
             let _one = self.looking.lock().await;
-            // Another look may have begun late enough.
+            // The look of another task may have begun late enough.
             if self.settled(found, arrived)? {
                 return Ok(());
             }
@@ -193,12 +192,12 @@ impl ClaimWatch {
         }
     }
 
-    /// True if a look has found the claim gone.
+    /// True if a look has found the claim revoked.
     pub fn is_lost(&self) -> bool {
         *self.lost.borrow()
     }
 
-    /// Returns when a look has found the claim gone.
+    /// Returns when a look has found the claim revoked.
     pub async fn lost(&self) {
         let mut lost = self.lost.subscribe();
         // The sender is `self`.
