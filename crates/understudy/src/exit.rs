@@ -68,6 +68,12 @@ impl Failure {
         }
     }
 
+    /// The exit code.
+    #[cfg(all(test, feature = "mirror"))]
+    pub fn code(&self) -> Code {
+        self.code
+    }
+
     /// The same, with a hint: a whole sentence.
     #[must_use]
     pub fn advise(mut self, hint: impl Into<String>) -> Failure {

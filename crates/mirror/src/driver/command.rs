@@ -112,6 +112,7 @@ pub async fn answer(hub: &Arc<Hub>, question: Question) -> Result<String, String
         question,
         Question::History
             | Question::Switchover
+            | Question::SwitchoverIn(_)
             | Question::Verify
             | Question::Adopt
             | Question::Replace
@@ -132,24 +133,39 @@ pub async fn answer(hub: &Arc<Hub>, question: Question) -> Result<String, String
                 .map_err(|error| error.to_string())?;
             Ok(format!("[{}]", history.join(",")))
         }
-        Question::Switchover => switch_over(hub).await,
+        Question::Switchover => switch_over(hub, None).await,
+        Question::SwitchoverIn(epoch) => switch_over(hub, Some(epoch)).await,
         Question::Verify => verify::verify(hub).await,
         Question::Adopt => adopt(hub).await,
         Question::Replace => replace(hub),
     }
 }
 
-async fn switch_over(hub: &Hub) -> Result<String, String> {
-    let now = status(hub);
-    if now.role != Role::Primary {
-        return Err("this manager is not primary".to_owned());
+/// The epoch in which a manager of this role may hand over; `meant` is the one that was looked at before.
+///
+/// # Errors
+/// The manager is not primary, or in another epoch: what was looked at is not so any more.
+fn handed_over(role: Role, epoch: Option<u32>, meant: Option<u32>) -> Result<u32, String> {
+    match (role, epoch, meant) {
+        (Role::Primary, Some(epoch), Some(meant)) if epoch != meant => Err(format!(
+            "this manager is primary in epoch {epoch} and not {meant} any more; look at both again with understudy mirror status"
+        )),
+        (Role::Primary, Some(epoch), _) => Ok(epoch),
+        _ => Err("this manager is not primary".to_owned()),
     }
-    if !now.has_standby {
+}
+
+async fn switch_over(hub: &Hub, meant: Option<u32>) -> Result<String, String> {
+    let may = |meant| hub.look(|manager| handed_over(manager.role(), manager.epoch(), meant));
+    let epoch = may(meant)?;
+    if !status(hub).has_standby {
         return Err("there is no standby that has everything".to_owned());
     }
     let _gate = hub.verifications.gate.lock().await;
+    // A comparison may have had the gate for long.
+    may(Some(epoch))?;
     hub.close_gate();
-    match hand_over(hub).await {
+    match hand_over(hub, epoch).await {
         Ok(()) => Ok("{\"handed_over\":true}".to_owned()),
         Err(why) => {
             hub.act(|manager, _| manager.stay());
@@ -160,14 +176,19 @@ async fn switch_over(hub: &Hub) -> Result<String, String> {
 }
 
 /// Waits until what is under way has ended, and this manager is not primary any more; why it stays that otherwise.
-async fn hand_over(hub: &Hub) -> Result<(), String> {
+async fn hand_over(hub: &Hub, epoch: u32) -> Result<(), String> {
     let started = Instant::now();
     let mut standby = Instant::now();
     let mut is_asked = false;
-    while hub.role() == Role::Primary {
+    while let (Role::Primary, now) = hub.look(|manager| (manager.role(), manager.epoch())) {
+        handed_over(Role::Primary, now, Some(epoch))?;
         if !is_asked && hub.is_quiet() {
             rows::is_logged(&hub.member, &hub.capture, HANDOVER).await?;
-            hub.act(|manager, out| manager.switch_over(out));
+            hub.act(|manager, out| {
+                if manager.epoch() == Some(epoch) {
+                    manager.switch_over(out);
+                }
+            });
             is_asked = true;
             continue;
         }
@@ -357,6 +378,20 @@ pub fn metrics(hub: &Hub) -> String {
 #[cfg(test)]
 pub(super) mod tests {
     use super::*;
+    use crate::core::manager::Why;
+
+    /// Whoever had looked at one primary had another one hand over, or the same one after it had been a standby.
+    #[test]
+    fn a_handover_is_refused_in_another_epoch_than_was_looked_at() {
+        assert_eq!(handed_over(Role::Primary, Some(7), Some(7)), Ok(7));
+        // A command of an earlier version does not say which.
+        assert_eq!(handed_over(Role::Primary, Some(7), None), Ok(7));
+        let why = handed_over(Role::Primary, Some(9), Some(7)).expect_err("it is refused");
+        assert!(why.contains("in epoch 9 and not 7"), "{why}");
+        for role in [Role::Standby, Role::Recovering(Why::Starting)] {
+            handed_over(role, None, Some(7)).expect_err("it is not primary");
+        }
+    }
 
     /// A manager that answers, in this state.
     pub fn status(name: &str, role: Role) -> Status {

@@ -42,7 +42,7 @@ const LOOK_EVERY: Duration = Duration::from_millis(50);
 pub enum Question {
     /// What it is, and how far.
     Status,
-    /// Hand over to the standby.
+    /// Hand over to the standby, in whichever epoch that is.
     Switchover,
     /// Compare the members.
     Verify,
@@ -54,6 +54,8 @@ pub enum Question {
     Adopt,
     /// Replace the member by a copy of the other one, and keep it under another name.
     Replace,
+    /// Hand over to the standby, if the manager is primary in this epoch.
+    SwitchoverIn(u32),
 }
 
 impl Question {
@@ -62,7 +64,9 @@ impl Question {
         match self {
             Question::Status | Question::History | Question::Metrics => Duration::from_secs(5),
             Question::Replace => Duration::from_secs(5),
-            Question::Switchover | Question::Adopt => Duration::from_secs(60),
+            Question::Switchover | Question::SwitchoverIn(_) | Question::Adopt => {
+                Duration::from_secs(60)
+            }
             // As long as the tables are large.
             Question::Verify => Duration::from_secs(24 * 3600),
         }

@@ -21,7 +21,7 @@ use serde_json::Value;
 use crate::cli::{self, MirrorAsking, MirrorResolving};
 use crate::exit::{Code, Failure};
 use findings::findings;
-use managers::{ask_both, ask_primary, load, statuses};
+use managers::{ask_both, ask_primary, load, silent, statuses, switchover};
 
 /// Opens the volume of a configuration.
 struct Tier(ClusterConfig);
@@ -208,7 +208,9 @@ fn table(statuses: &[Option<Status>]) -> anyhow::Result<String> {
 }
 
 async fn switch_over(args: &MirrorAsking) -> anyhow::Result<Code> {
-    let told = ask_primary(&args.file.config, Question::Switchover).await?;
+    let file = &args.file.config;
+    let statuses = statuses(file).await?;
+    let told = ask_primary(file, &statuses, switchover(&statuses)).await?;
     match args.json {
         true => println!("{told}"),
         false => println!("handed over; the standby serves as soon as it owns the next epoch"),
@@ -217,7 +219,8 @@ async fn switch_over(args: &MirrorAsking) -> anyhow::Result<Code> {
 }
 
 async fn verify(args: &MirrorAsking) -> anyhow::Result<Code> {
-    let told = ask_primary(&args.file.config, Question::Verify).await?;
+    let file = &args.file.config;
+    let told = ask_primary(file, &statuses(file).await?, Question::Verify).await?;
     let verdict: Verdict = serde_json::from_str(&told)?;
     if args.json {
         println!("{told}");
@@ -250,7 +253,8 @@ async fn verify(args: &MirrorAsking) -> anyhow::Result<Code> {
 async fn decide(args: &MirrorResolving) -> anyhow::Result<Code> {
     let (cluster, config) = load(&args.asking.file.config)?;
     let (tls, own) = (cluster.tls()?, config.peer_listen.to_string());
-    let resolved = resolve([&own, &config.peer], tls.as_ref(), &args.keep).await?;
+    let resolved = resolve([&own, &config.peer], tls.as_ref(), &args.keep).await;
+    let resolved = resolved.map_err(|error| silent(&error))?;
     let resolved = resolved.map_err(|why| Failure::new(Code::Refused, why))?;
     if args.asking.json {
         println!("{}", serde_json::to_string(&resolved)?);

@@ -1,8 +1,10 @@
-//! Asks both managers of a mirror.
+//! Asks both managers of a mirror. A manager that does not answer is not available now, for every command.
 
+use std::io;
 use std::path::Path;
 
 use coordination::config::{ClusterConfig, check_keys};
+use mirror::core::manager::Role;
 use mirror::driver::Status;
 use mirror::driver::config::Config;
 use mirror::driver::peer::{Question, ask};
@@ -48,22 +50,103 @@ pub(super) async fn statuses(file: &Path) -> anyhow::Result<Vec<Option<Status>>>
         .collect()
 }
 
-/// Asks the manager that is primary.
-pub(super) async fn ask_primary(file: &Path, question: Question) -> anyhow::Result<String> {
-    let at = statuses(file)
-        .await?
-        .iter()
-        .position(|status| status.as_ref().is_some_and(|status| status.role.serves()));
+/// The failure of a command that a manager does not answer.
+pub(super) fn silent(error: &io::Error) -> Failure {
+    let why = format!("a manager does not answer: {error}");
+    Failure::new(Code::Unavailable, why).advise("Look at both with understudy mirror status.")
+}
+
+/// The answer of a manager, or the failure of the command. A comparison that is not made is not available; any other question is
+/// refused.
+fn answer(
+    question: Question,
+    asked: io::Result<Result<String, String>>,
+) -> Result<String, Failure> {
+    let code = match question {
+        Question::Verify => Code::Unavailable,
+        _ => Code::Refused,
+    };
+    let told = asked.map_err(|error| silent(&error))?;
+    told.map_err(|why| Failure::new(code, why))
+}
+
+/// The place and the status of the primary; of two that say they are, the one of the later epoch.
+fn primary(statuses: &[Option<Status>]) -> Option<(usize, &Status)> {
+    let all = statuses.iter().enumerate();
+    let known = all.filter_map(|(at, status)| Some((at, status.as_ref()?)));
+    let serving = known.filter(|(_, status)| status.role.serves());
+    serving.max_by_key(|(_, status)| status.epoch)
+}
+
+/// The request that the primary hands over. It is refused if the epoch is another one by then.
+pub(super) fn switchover(statuses: &[Option<Status>]) -> Question {
+    let epoch = primary(statuses).and_then(|(_, status)| status.epoch);
+    epoch.map_or(Question::Switchover, Question::SwitchoverIn)
+}
+
+/// Asks the manager that is primary by these statuses.
+pub(super) async fn ask_primary(
+    file: &Path,
+    statuses: &[Option<Status>],
+    question: Question,
+) -> anyhow::Result<String> {
     let none = || {
         Failure::new(Code::Unavailable, "no manager is primary")
             .advise("Look at both with understudy mirror status.")
     };
-    let at = at.ok_or_else(none)?;
+    let (at, status) = primary(statuses).ok_or_else(none)?;
     let (cluster, config) = load(file)?;
     let address = match at {
         0 => config.peer_listen.to_string(),
         _ => config.peer,
     };
-    let told = ask(&address, cluster.tls()?.as_ref(), question).await?;
-    Ok(told.map_err(|why| Failure::new(Code::Refused, why))?)
+    let asked = ask(&address, cluster.tls()?.as_ref(), question).await;
+    if status.role == Role::Single
+        && let Ok(Err(why)) = asked
+    {
+        return Err(Failure::new(Code::Refused, why).into());
+    }
+    Ok(answer(question, asked)?)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn status(epoch: Option<u32>, role: &str) -> Option<Status> {
+        let status = serde_json::json!({
+            "name": "m", "role": role, "epoch": epoch, "logged": 1, "applied": 1, "other_applied": 1, "has_standby": true,
+            "ack": "both", "clients": 0, "difference": null, "is_filling": false,
+        });
+        Some(serde_json::from_value(status).expect("a status"))
+    }
+
+    /// It ended with 1, as if the members differed.
+    #[test]
+    fn a_manager_that_dies_during_a_comparison_is_not_available() {
+        let lost = || Err(io::ErrorKind::UnexpectedEof.into());
+        for question in [Question::Verify, Question::SwitchoverIn(7), Question::Adopt] {
+            let failure = answer(question, lost()).expect_err("it is lost");
+            assert_eq!(failure.code(), Code::Unavailable, "{question:?}");
+        }
+        let why = || Ok(Err("this manager is not primary".to_owned()));
+        let failure = answer(Question::Verify, why()).expect_err("not compared");
+        assert_eq!(failure.code(), Code::Unavailable);
+        let failure = answer(Question::SwitchoverIn(7), why()).expect_err("refused");
+        assert_eq!(failure.code(), Code::Refused);
+        let told = answer(Question::Verify, Ok(Ok("{}".to_owned())));
+        assert_eq!(told.expect("an answer"), "{}");
+    }
+
+    /// The request went to whoever was primary when it was sent, which may be the one that was to take over.
+    #[test]
+    fn a_switchover_names_the_epoch_that_was_looked_at() {
+        let statuses = [status(None, "standby"), status(Some(7), "primary")];
+        assert_eq!(switchover(&statuses), Question::SwitchoverIn(7));
+        assert_eq!(primary(&statuses).map(|(at, _)| at), Some(1));
+        // One that has not heard of its end.
+        let both = [status(Some(8), "primary"), status(Some(7), "primary")];
+        assert_eq!(switchover(&both), Question::SwitchoverIn(8));
+        assert_eq!(switchover(&[None, None]), Question::Switchover);
+    }
 }

@@ -11,7 +11,7 @@ use mirror::driver::{Level, Status, Verdict};
 use serde::Serialize;
 
 use super::findings::findings;
-use super::managers::{ask_primary, load, statuses};
+use super::managers::{ask_primary, load, statuses, switchover};
 use crate::cli::MirrorUpgrading;
 use crate::exit::{Code, Failure};
 
@@ -100,13 +100,13 @@ async fn carry_out(
             }
             Next::Verify => {
                 eprintln!("understudy: comparing the members");
-                let told = ask_primary(file, Question::Verify).await?;
+                let told = ask_primary(file, &statuses, Question::Verify).await?;
                 report.verdict = Some(serde_json::from_str(&told)?);
             }
             Next::SwitchOver if args.dry_run => return Ok(()),
             Next::SwitchOver => {
                 eprintln!("understudy: switching over");
-                ask_primary(file, Question::Switchover).await?;
+                ask_primary(file, &statuses, switchover(&statuses)).await?;
                 report.switched_over = true;
             }
             Next::Done | Next::Refused(_) => return Ok(()),
