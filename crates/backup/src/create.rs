@@ -78,7 +78,7 @@ impl Pace {
 
 /// How an image is copied.
 pub struct How {
-    /// How fast.
+    /// Limit of the reading speed.
     pub pace: Pace,
     /// True if everything is read, whatever was written since the image before.
     pub is_full: bool,

@@ -17,15 +17,15 @@ pub enum Error {
     /// Of the object store.
     #[error("the repository cannot be used")]
     Store(#[from] object_store::Error),
-    /// Of this machine.
+    /// An operation of this machine's system failed; the text says which.
     #[error("{0}")]
     System(String, #[source] std::io::Error),
     /// An object is not what was written.
     #[error("{object} of the repository is damaged: {why}")]
     Damaged {
-        /// Its name.
+        /// Name of the object in the repository.
         object: String,
-        /// The reason.
+        /// Fault that was found.
         why: String,
     },
     /// An object is not there.

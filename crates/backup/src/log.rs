@@ -24,7 +24,7 @@ use crate::repository::Repository;
 pub struct Piece {
     /// Offset in the segment.
     pub from: u32,
-    /// The same.
+    /// Offset in the segment at which the piece ends.
     pub to: u32,
 }
 

@@ -79,7 +79,7 @@ pub struct File {
     pub path: String,
     /// Permission bits.
     pub mode: u16,
-    /// Its length.
+    /// Length of the file in the image.
     pub size_bytes: u64,
     /// Where it was cut; blocks behind that read as zeros unless they were written later.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
@@ -88,7 +88,7 @@ pub struct File {
     pub chunks: Vec<Option<ChunkId>>,
 }
 
-/// See the module.
+/// Contents of one image: its files, with the pieces that they consist of.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Manifest {
     /// The seal that the image is of.

@@ -58,7 +58,7 @@ impl Target {
 /// An image and a moment, to be restored.
 #[derive(Debug)]
 pub struct Plan {
-    /// The image.
+    /// Image that is restored, before the WAL is replayed.
     pub image: ImageId,
     manifest: Manifest,
     log: Log,

@@ -32,7 +32,7 @@ const NOT_MADE: &str = "the database was not made yet: understudy init makes it"
 /// How far the log is known to be durable.
 #[derive(Debug, Clone)]
 pub struct Shown {
-    /// Its end.
+    /// End of the durable WAL.
     pub end: Lsn,
     /// Its timelines.
     pub history: History,
@@ -46,7 +46,7 @@ pub(crate) struct Segment {
     pub end: Lsn,
 }
 
-/// See the module.
+/// The volume as a backup reads it: as a standby that replays nothing.
 pub struct Source {
     storage: Arc<dyn Storage>,
     node: NodeName,
@@ -169,7 +169,6 @@ impl Source {
         last_seal(&self.storage).await
     }
 
-    /// The zones.
     pub(crate) fn storage(&self) -> &Arc<dyn Storage> {
         &self.storage
     }

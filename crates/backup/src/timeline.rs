@@ -12,7 +12,7 @@ use crate::log::Log;
 use crate::manifest::{self, ImageId, Manifest};
 use crate::repository::Repository;
 
-/// See the module.
+/// Moments that can be restored: gapless ranges of WAL, and single images.
 #[derive(Debug, Clone, Serialize)]
 pub struct Reachable {
     /// Spans in which every moment can be restored, oldest first; one, unless log is missing.
@@ -43,7 +43,7 @@ pub struct Span {
 /// An image without the log behind it.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 pub struct Alone {
-    /// The image.
+    /// Image without WAL behind it, which can be restored to its own moment only.
     pub image: ImageId,
     /// When it was begun, Unix milliseconds.
     pub begun_unix_ms: u64,

@@ -9,7 +9,7 @@ use crate::repository::Repository;
 
 const TIP: &str = "tip";
 
-/// See the module.
+/// End of the WAL in the repository.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Tip {
     /// The newest timeline.

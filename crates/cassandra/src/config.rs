@@ -34,7 +34,7 @@ impl Fencing {
 /// A user of Cassandra.
 #[derive(Clone)]
 pub struct Credentials {
-    /// The role.
+    /// Role that the client logs in as.
     pub user: String,
     /// Its password.
     pub password: Zeroizing<String>,
@@ -57,14 +57,14 @@ pub struct TlsFiles {
     pub own: Option<(PathBuf, PathBuf)>,
 }
 
-/// See the module.
+/// Settings of a client of Cassandra.
 #[derive(Debug, Clone)]
 pub struct Config {
     /// Some of the nodes: `host` or `host:port`.
     pub contact_points: Vec<String>,
     /// The keyspace; several volumes may share one.
     pub keyspace: Keyspace,
-    /// The volume.
+    /// Volume that the client works for.
     pub volume: VolumeName,
     /// The data centre that this client is in. Default: none is nearer than another.
     pub data_centre: Option<String>,

@@ -97,11 +97,11 @@ pub type Chunk = (FileId, u64);
 /// A row to be written.
 #[derive(Debug, Clone)]
 pub struct Row {
-    /// Which block.
+    /// Block that the row belongs to.
     pub key: BlockKey,
     /// In which generation.
     pub generation: Generation,
-    /// Its version.
+    /// Version of the block, by which the newest row wins.
     pub version: Version,
     /// Over all of these and the contents.
     pub checksum: u32,
@@ -112,7 +112,7 @@ pub struct Row {
 /// A version of a block as it was read. Without contents it says that there is no block.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Stored {
-    /// Its version.
+    /// Version of the block that was read.
     pub version: Version,
     /// The generation it was written in.
     pub generation: Generation,

@@ -31,7 +31,6 @@ impl Partition {
     }
 }
 
-/// See the module.
 #[derive(Debug, Default)]
 pub struct SendQueue {
     partitions: HashMap<Chunk, Partition>,

@@ -42,7 +42,7 @@ pub struct Batch {
     pub index: bool,
 }
 
-/// See the module.
+/// Queues of an owner's writes, by partition: at most one batch of a partition is under way.
 #[derive(Debug)]
 pub struct Writer {
     /// What it knows without asking.

@@ -415,7 +415,7 @@ impl Mirror {
         self.zones.logs()
     }
 
-    /// The zones.
+    /// The cluster of zones that has the log.
     pub fn zones(&mut self) -> &mut Cluster {
         &mut self.zones
     }

@@ -60,7 +60,7 @@ impl Process {
         })
     }
 
-    /// Its process id.
+    /// Process id, of a child of this process.
     pub fn pid(&self) -> Pid {
         // Linux process ids are below 2^22.
         Pid::from_raw(self.child.id() as i32)

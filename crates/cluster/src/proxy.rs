@@ -35,7 +35,7 @@ impl Proxy {
         &self.config
     }
 
-    /// Its process.
+    /// Process id of the proxy's program.
     pub fn pid(&self) -> Pid {
         self.process.pid()
     }

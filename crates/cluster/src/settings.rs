@@ -186,7 +186,7 @@ impl Options {
 /// One node of the cluster.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct NodeSettings {
-    /// Its name.
+    /// Name of the node in its configuration.
     pub name: String,
     /// Its configuration file.
     pub config: PathBuf,

@@ -10,7 +10,7 @@ use anyhow::{Context, ensure};
 use crate::fresh_directory;
 use crate::remnants::fuse_mounts_below;
 
-/// See the module.
+/// Directory of a test or a demonstration, removed at the end unless it is to be kept.
 #[derive(Debug)]
 pub struct Workspace {
     dir: PathBuf,

@@ -43,7 +43,7 @@ pub use watching::{Watching, watch};
 /// Who speaks, and how it shows that it belongs to the cluster.
 #[derive(Debug, Clone)]
 pub struct Party {
-    /// Who.
+    /// Identity that is sent to the other side.
     pub me: Identity,
     /// What protects connections over TCP; without, they are for this machine only.
     pub tls: Option<Tls>,
@@ -84,7 +84,7 @@ pub enum ChannelError {
     /// Listening, connecting, reading or writing failed.
     #[error("the direct channel at {address} failed")]
     Io {
-        /// Where.
+        /// Address of the agent's channel.
         address: crate::address::Address,
         /// What the system said.
         source: std::io::Error,
@@ -92,7 +92,7 @@ pub enum ChannelError {
     /// The peer does not belong to our cluster, or does not believe that we do.
     #[error("the agent at {address} {why}")]
     Rejected {
-        /// Where.
+        /// Address of the agent's channel.
         address: crate::address::Address,
         /// What is wrong, in words.
         why: dax::tls::Rejection,
@@ -103,7 +103,7 @@ pub enum ChannelError {
     /// No answer in time.
     #[error("the agent at {address} did not answer within {after:?}")]
     Timeout {
-        /// Where.
+        /// Address of the agent's channel.
         address: crate::address::Address,
         /// How long it was waited for.
         after: std::time::Duration,
@@ -111,15 +111,15 @@ pub enum ChannelError {
     /// The peer belongs to another volume, or speaks another version.
     #[error("the agent at {address} refused: {why}")]
     Refusal {
-        /// Where.
+        /// Address of the agent's channel.
         address: crate::address::Address,
-        /// Its words.
+        /// Reason that the agent gave.
         why: String,
     },
     /// The peer says something that is invalid.
     #[error("unexpected message from {address}: {what}")]
     Protocol {
-        /// Where.
+        /// Address of the agent's channel.
         address: crate::address::Address,
         /// What was unexpected.
         what: String,

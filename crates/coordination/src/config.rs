@@ -46,7 +46,7 @@ pub enum ConfigError {
     /// The file cannot be read.
     #[error("cannot read the configuration {path}", path = path.display())]
     Read {
-        /// The file.
+        /// Path of the configuration file.
         path: PathBuf,
         /// What the system said.
         source: std::io::Error,

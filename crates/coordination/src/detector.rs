@@ -101,7 +101,7 @@ pub enum Verdict {
     Suspect {
         /// When that became the verdict.
         since: Duration,
-        /// Why.
+        /// Reason of the suspicion.
         evidence: Evidence,
     },
 }

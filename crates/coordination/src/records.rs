@@ -50,7 +50,7 @@ pub enum RecordError {
     /// What is stored is no such record.
     #[error("cannot decode the record \"{name}\"; a newer version may have written it")]
     Damaged {
-        /// The record.
+        /// Name of the record in the registry.
         name: String,
         /// What is wrong with it.
         source: serde_json::Error,

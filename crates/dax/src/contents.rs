@@ -33,7 +33,7 @@ impl From<Bytes> for Contents {
 /// A block that is about to be written.
 #[derive(Debug, Clone)]
 pub struct Prepared {
-    /// Its contents.
+    /// Contents of the whole block, not packed.
     pub data: Bytes,
     /// The same as they are kept, for a write in this generation.
     packed: Option<(Generation, Contents)>,

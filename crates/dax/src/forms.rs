@@ -22,7 +22,7 @@ use serde::{Deserialize, Serialize};
 use crate::error::{Error, ErrorKind, Result};
 use crate::wire::{PROTOCOL_OF_BASES, PROTOCOL_OF_FORMS};
 
-/// See the module.
+/// Number of the newest forms of stored data that may be written, or can be read.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[serde(transparent)]
 pub struct Forms(pub u32);

@@ -119,7 +119,7 @@ pub struct BlockIndex(pub u64);
     Debug, Default, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize,
 )]
 pub struct BlockKey {
-    /// The file.
+    /// File that the block is part of.
     pub file: FileId,
     /// The block in it.
     pub block: BlockIndex,
@@ -171,7 +171,7 @@ impl StoreId {
         }
     }
 
-    /// Its number.
+    /// The id as a number, for encodings.
     pub fn number(self) -> u64 {
         self.0.get()
     }

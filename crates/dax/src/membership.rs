@@ -31,7 +31,7 @@ const FORMER_MAX: usize = 32;
 /// A store that holds a copy of every block.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Member {
-    /// Which store.
+    /// Store at the member's address.
     pub store: StoreId,
     /// Where it is reached: `host:port` or `unix:/path`.
     pub address: String,

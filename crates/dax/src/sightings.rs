@@ -39,7 +39,7 @@ pub struct Position {
 /// How far a store was once seen to be.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Sighting {
-    /// Which store.
+    /// Store that was seen.
     pub store: StoreId,
     /// In which run of its process.
     pub run: u64,

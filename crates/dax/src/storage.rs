@@ -141,9 +141,9 @@ pub type ScrubCursor = (BlockKey, Generation);
 /// A copy that a scrub found missing, old or damaged.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Difference {
-    /// Where.
+    /// Replica whose copy differs.
     pub replica: ReplicaId,
-    /// Which block.
+    /// Block that differs.
     pub key: BlockKey,
     /// In which generation.
     pub generation: Generation,

@@ -60,7 +60,7 @@ pub enum EngineError {
     /// A program that makes the database failed.
     #[error("{program} failed: {output}")]
     Program {
-        /// Its path.
+        /// Path of the program that failed.
         program: String,
         /// The end of what it printed.
         output: String,

@@ -42,7 +42,7 @@ pub struct InitOptions {
 /// What was made.
 #[derive(Debug, Clone, serde::Serialize)]
 pub struct Created {
-    /// The volume.
+    /// Volume that holds the new database.
     pub volume: VolumeName,
     /// What it holds.
     pub engine: EngineFacts,

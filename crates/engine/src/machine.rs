@@ -114,7 +114,7 @@ pub struct Seen {
 pub enum Ask {
     /// Make `to` the active (whoever can, if `None`).
     Failover {
-        /// The node.
+        /// Node that is to take over; any, if `None`.
         to: Option<NodeName>,
         /// Without the cooperation of the present active.
         force: bool,
@@ -175,7 +175,7 @@ pub enum Effect {
 /// Why this node takes over, or took over; for the history.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Decision {
-    /// Why.
+    /// Reason of the takeover, for the history.
     pub cause: Cause,
     /// True if an operator or the node itself decided.
     pub by: Decider,

@@ -50,7 +50,7 @@ pub struct Recipe {
     pub run_as: String,
     /// Makes a new database in an empty, mounted volume.
     pub init: Option<Invocation>,
-    /// The server.
+    /// Invocation of the server itself.
     pub server: Invocation,
     /// See [`Ready`].
     pub ready: Ready,

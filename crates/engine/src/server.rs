@@ -75,7 +75,6 @@ impl Hosted {
         })
     }
 
-    /// Its process id.
     pub(crate) fn pid(&self) -> i32 {
         self.child.pid()
     }

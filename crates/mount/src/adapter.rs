@@ -50,7 +50,6 @@ const GENERATION: Generation = Generation(0);
 /// Inodes that statfs says are free; there is no limit but memory.
 const FREE_INODES: u64 = 1 << 40;
 
-/// See the module.
 pub(crate) struct Adapter {
     core: Arc<Core>,
 }

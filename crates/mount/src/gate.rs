@@ -30,7 +30,6 @@ struct State {
     open_for_good: bool,
 }
 
-/// See the module.
 #[derive(Debug, Default)]
 pub(crate) struct Gate {
     state: Mutex<State>,

@@ -42,7 +42,6 @@ struct OpenDirectory {
     begun: bool,
 }
 
-/// See the module.
 #[derive(Debug, Default)]
 pub(crate) struct Handles {
     files: Mutex<HashMap<Ino, Opens>>,

@@ -55,7 +55,6 @@ pub(crate) struct Plan {
     pub(crate) completes: Option<Arc<PartialPage>>,
 }
 
-/// See the module.
 #[derive(Debug, Default)]
 pub(crate) struct Joiner {
     parts: Mutex<HashMap<Ino, Arc<PartialPage>>>,

@@ -19,7 +19,6 @@ use crate::translate::{check_name, now};
 pub(crate) struct Created {
     /// How long the kernel may remember name and attributes.
     pub(crate) ttl: Duration,
-    /// The file.
     pub(crate) attr: Attr,
     /// Its open handle.
     pub(crate) handle: u64,

@@ -57,7 +57,7 @@ pub struct InitOptions {
 /// What was made.
 #[derive(Debug, Clone, serde::Serialize)]
 pub struct Created {
-    /// The volume.
+    /// Volume that holds the new database.
     pub volume: dax::ids::VolumeName,
     /// PostgreSQL's name of the cluster.
     pub system_identifier: u64,

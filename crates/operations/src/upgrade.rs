@@ -29,7 +29,7 @@ pub struct Upgrade {
 /// Forms that a node reads.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 pub struct NodeReads {
-    /// Its name.
+    /// Name of the node.
     pub node: NodeName,
     /// Its state, as its record says.
     pub state: MemberState,
@@ -40,7 +40,7 @@ pub struct NodeReads {
 /// Forms that a zone knows.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 pub struct ZoneKnows {
-    /// Its address.
+    /// Address of the zone's server, as configured.
     pub address: String,
     /// Newest form that its release knows, if it answers.
     pub knows: Option<Forms>,

@@ -53,7 +53,7 @@ pub struct Limits {
 /// A block that redo will read.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Wanted {
-    /// Which.
+    /// Block that redo will read.
     pub block: RelationBlock,
     /// The end of the record that needs it: redo that is there has it.
     pub before: Lsn,
@@ -72,7 +72,7 @@ pub struct Decoded {
     pub late: u64,
 }
 
-/// See the module.
+/// Decodes WAL ahead of redo into the blocks that redo will read.
 #[derive(Debug)]
 pub struct Lookahead {
     size: SegmentSize,

@@ -14,7 +14,7 @@ pub const GLOBAL_TABLESPACE: u32 = 1664;
 /// One of a relation's parallel block sequences; the values are those of log records.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Fork {
-    /// The contents.
+    /// Fork with the relation's contents.
     Main,
     /// The free-space map.
     FreeSpace,
@@ -155,7 +155,7 @@ pub struct RelationPath {
     pub tablespace: u32,
     /// Object id of the database; 0 for shared catalogs.
     pub database: u32,
-    /// The file.
+    /// File within that directory.
     pub file: RelationFile,
 }
 

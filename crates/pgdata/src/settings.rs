@@ -32,7 +32,7 @@ pub use version::{MajorVersion, VersionError};
 /// A setting pinned on the command line, to be passed as `-c name=value`.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Setting {
-    /// Its name.
+    /// Name of the parameter.
     pub name: &'static str,
     /// Its value, unquoted.
     pub value: String,

@@ -195,7 +195,7 @@ impl Installation {
         })
     }
 
-    /// The directory.
+    /// Directory of the programs, such as `/usr/lib/postgresql/15/bin`.
     pub fn bin(&self) -> &Path {
         &self.bin
     }

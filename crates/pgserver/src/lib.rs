@@ -66,7 +66,7 @@ pub enum PostgresError {
     Version {
         /// The configured directory.
         bin: PathBuf,
-        /// Its version.
+        /// Version of the installed programs.
         found: PgVersion,
         /// The major version that the cluster needs.
         needed: u32,
@@ -74,7 +74,7 @@ pub enum PostgresError {
     /// The user that PostgreSQL should run as does not exist.
     #[error("there is no user \"{user}\" to run PostgreSQL as")]
     NoUser {
-        /// The name.
+        /// User of the configuration, which the system does not have.
         user: String,
     },
     /// PostgreSQL refuses to run as root.
@@ -83,15 +83,15 @@ pub enum PostgresError {
     /// Something else listens there.
     #[error("port {port} is in use at {address}")]
     PortInUse {
-        /// The address.
+        /// Address that PostgreSQL was to listen on.
         address: String,
-        /// The port.
+        /// Port that another process uses.
         port: u16,
     },
     /// A program of PostgreSQL failed.
     #[error("{program} failed: {output}")]
     Program {
-        /// Its name.
+        /// Name of the program, such as `initdb`.
         program: &'static str,
         /// What it printed.
         output: String,

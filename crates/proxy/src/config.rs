@@ -23,15 +23,15 @@ pub enum ConfigError {
     /// It cannot be read.
     #[error("cannot read {path}")]
     Read {
-        /// Which file.
+        /// File that could not be read.
         path: PathBuf,
-        /// Why.
+        /// Error of the system.
         source: std::io::Error,
     },
     /// It is not understood.
     #[error("invalid configuration in {path}: {reason}")]
     Parse {
-        /// Which file.
+        /// File that has the fault.
         path: PathBuf,
         /// Where and why.
         reason: String,
@@ -39,7 +39,7 @@ pub enum ConfigError {
     /// A rule of `auth_hba_file` is not understood.
     #[error("{path}, line {line}: {reason}")]
     Rule {
-        /// The file.
+        /// File of rules that has the fault.
         path: PathBuf,
         /// Number of the line, from 1.
         line: usize,

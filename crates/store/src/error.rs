@@ -89,7 +89,7 @@ pub enum OpenError {
     /// The file that says which network to emulate cannot be read or is invalid.
     #[error("cannot use the network file {}", path.display())]
     Network {
-        /// The file.
+        /// Path of the network file.
         path: PathBuf,
         /// What is wrong with it.
         source: crate::network::file::NetworkError,

@@ -112,7 +112,7 @@ impl Child {
         starting.await.map_err(gone)?
     }
 
-    /// Its process id.
+    /// Process id of the server.
     pub fn pid(&self) -> i32 {
         self.signals.pid.as_raw()
     }

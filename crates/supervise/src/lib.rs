@@ -48,7 +48,7 @@ pub enum ChildError {
     /// The user that it should run as does not exist.
     #[error("there is no user \"{user}\" to run the server as")]
     NoUser {
-        /// The name.
+        /// User of the configuration, which the system does not have.
         user: String,
     },
     /// The user that it should run as is root.
@@ -57,9 +57,9 @@ pub enum ChildError {
     /// Something else listens there.
     #[error("port {port} is in use at {address}")]
     PortInUse {
-        /// The address.
+        /// Address that the server was to listen on.
         address: String,
-        /// The port.
+        /// Port that another process uses.
         port: u16,
     },
     /// A process of it does not go away.

@@ -24,11 +24,11 @@ type Key = (FileId, BlockIndex, Generation);
 /// A cached block.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Cached {
-    /// Its version.
+    /// Version that was read.
     pub version: Version,
     /// The generation it was written in.
     pub generation: Generation,
-    /// Its contents.
+    /// Contents of the whole block.
     pub data: Bytes,
 }
 

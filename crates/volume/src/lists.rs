@@ -44,7 +44,7 @@ pub struct ListRef {
     pub to: Generation,
     /// The file that holds it, in blocks of one version.
     pub file: FileId,
-    /// Its length.
+    /// Length of the encoded list.
     pub bytes: u64,
 }
 

@@ -16,7 +16,7 @@ use crate::lsn::Lsn;
 /// One timeline of a history.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct LogBranch {
-    /// Its number.
+    /// Number of the timeline.
     pub timeline: u32,
     /// The position at which it was forked from the one before.
     pub begin: Lsn,

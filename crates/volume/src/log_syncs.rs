@@ -25,7 +25,7 @@ use crate::lsn::Lsn;
 /// More syncs than these are not answered early: the database waits for the storage then.
 const EARLY_MAX: usize = 128;
 
-/// See the module.
+/// Positions of WAL: answered to PostgreSQL, and durable in the zones.
 #[derive(Debug)]
 pub struct LogSyncs {
     under_way: VecDeque<LogSync>,

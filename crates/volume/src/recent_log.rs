@@ -21,7 +21,7 @@ use crate::lsn::Lsn;
 /// Log that is kept: seconds of a busy database's.
 const MAX_BYTES: usize = 4 << 20;
 
-/// See the module.
+/// The last part of the WAL, as one window without a gap.
 #[derive(Debug)]
 pub struct RecentLog {
     epoch: Epoch,

@@ -22,7 +22,7 @@ const OPS_PER_RECORD: usize = 256;
 pub struct SnapshotRef {
     /// The file that holds it, in blocks of one version.
     pub file: FileId,
-    /// Its length.
+    /// Length of the encoded snapshot.
     pub bytes: u64,
     /// The journal goes on here.
     pub at: JournalPos,

@@ -60,9 +60,9 @@ pub enum FileKind {
 /// An inode's attributes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Attr {
-    /// The inode.
+    /// Number of the inode in the mount.
     pub ino: Ino,
-    /// What it is.
+    /// Regular file, directory or symbolic link.
     pub kind: FileKind,
     /// Bytes.
     pub size: u64,
@@ -153,7 +153,7 @@ pub struct DirEntry {
     pub ino: Ino,
     /// What that is.
     pub kind: FileKind,
-    /// The name.
+    /// Name in its directory.
     pub name: Vec<u8>,
 }
 

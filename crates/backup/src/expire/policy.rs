@@ -19,7 +19,7 @@ struct Rule {
     during: Duration,
 }
 
-/// See the module.
+/// Rules of `keep`: an image is kept if one of them keeps it.
 #[derive(Debug, Clone, PartialEq, Eq, Deserialize)]
 #[serde(try_from = "String")]
 pub struct Keep(Vec<Rule>);

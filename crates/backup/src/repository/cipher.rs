@@ -16,7 +16,6 @@ use ring::rand::{SecureRandom, SystemRandom};
 
 use crate::error::{Error, Result};
 
-/// See the module.
 pub(super) struct Cipher {
     objects: hmac::Key,
     names: hmac::Key,

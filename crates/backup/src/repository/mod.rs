@@ -66,7 +66,6 @@ pub struct Owner {
 pub(crate) struct Object {
     /// Its name, without what it was asked for below.
     pub name: String,
-    /// Its length.
     pub bytes: u64,
     /// When it was written, by the store's clock.
     pub written: SystemTime,

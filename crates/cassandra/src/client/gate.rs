@@ -12,7 +12,6 @@ use crate::lease::{self, Answer, Change, Lease, Renewal, Time};
 #[cfg(test)]
 use crate::simulation::Flaw;
 
-/// See the module.
 #[derive(Debug)]
 pub(super) struct Gate {
     fencing: Fencing,

@@ -34,7 +34,6 @@ use crate::setup::{self, Opened};
 use nodes::Nodes;
 use statements::Statements;
 
-/// See the module.
 pub(crate) struct Driver {
     session: Arc<Session>,
     statements: Statements,

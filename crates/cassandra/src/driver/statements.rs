@@ -9,7 +9,6 @@ use scylla::statement::{Consistency, SerialConsistency};
 use crate::connect::of_preparation;
 use crate::schema::{Durability, Keyspace};
 
-/// See the module.
 #[derive(Debug)]
 pub struct Statements {
     /// `volume, file, chunk, block, generation, data, timestamp`

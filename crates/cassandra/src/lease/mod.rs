@@ -153,7 +153,7 @@ impl Lease {
         }
     }
 
-    /// The epoch.
+    /// Epoch that the lease protects.
     pub fn epoch(&self) -> Epoch {
         self.row.epoch
     }

@@ -10,7 +10,6 @@ use dax::ids::Epoch;
 use dax::simulation::checkers::Violation;
 use dax::simulation::history::{Content, NOTHING};
 
-/// See the module.
 #[derive(Debug, Default)]
 pub struct Commits {
     /// What was in the log before each commit: the chain of the records' checksums.

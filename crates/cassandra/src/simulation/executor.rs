@@ -50,7 +50,6 @@ struct Task {
     waker: Waker,
 }
 
-/// See the module.
 pub struct Executor {
     stage: Stage,
     tasks: BTreeMap<TaskId, Task>,

@@ -31,7 +31,6 @@ use crate::client::environment::{Asked, Delete, Environment, Found, Look, Seen};
 use crate::lease::{Change, Row as EpochRow, Time};
 use crate::row::{self, Chunk, Row};
 
-/// See the module.
 pub struct Machine {
     pub client: ClientId,
     /// The data centre that it is in.

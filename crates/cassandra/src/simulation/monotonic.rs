@@ -9,7 +9,6 @@ use dax::simulation::history::OpNumber;
 
 use super::model::{Place, Timestamp};
 
-/// See the module.
 #[derive(Debug, Default)]
 pub struct Monotonic {
     /// The newest that a quorum read has returned.

@@ -21,7 +21,6 @@ pub struct Seal {
     pub log: Vec<Content>,
 }
 
-/// See the module.
 pub struct Recorder {
     checkers: Checkers,
     pub violation: Option<Violation>,

@@ -91,7 +91,6 @@ struct Waiting {
 /// Tasks that are to be run beside the others, and whose they are.
 pub type Spawned = Vec<(ClientId, BoxFuture<'static, ()>)>;
 
-/// See the module.
 pub struct World {
     pub now: Duration,
     pub rng: SmallRng,

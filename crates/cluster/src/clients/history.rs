@@ -23,7 +23,7 @@ pub enum Outcome {
 /// One transaction of one client.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Attempt {
-    /// Which client.
+    /// Number of the client, from 0.
     pub client: i32,
     /// Counts the client's transactions; never used twice.
     pub n: i64,

@@ -38,7 +38,7 @@ const ACCESS_DENIED: u16 = 1045;
 pub struct Server {
     /// Where it is.
     pub address: Ipv4Addr,
-    /// Its port.
+    /// Port on the loopback address.
     pub port: u16,
 }
 

@@ -16,7 +16,6 @@ use super::work::Work;
 /// What one transaction does: pgbench's TPC-B, and one row of the ledger.
 #[derive(Debug, Clone, Copy)]
 struct Transaction {
-    /// Which client.
     client: i32,
     /// Its number for this client.
     n: i64,

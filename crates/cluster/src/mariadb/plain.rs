@@ -141,7 +141,7 @@ impl Plain {
         Ok(SystemTime::now())
     }
 
-    /// Its process.
+    /// Process id of the server; `None` if it does not run.
     pub fn pid(&self) -> Option<Pid> {
         self.process.as_ref().map(Process::pid)
     }

@@ -21,7 +21,7 @@ pub(super) const SILENCE: Duration = Duration::from_secs(5);
 /// Who this agent is.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Identity {
-    /// Its node.
+    /// Node that the sender is, or whose configuration it uses.
     pub node: NodeName,
     /// The volume it works for.
     pub volume: VolumeName,
@@ -109,9 +109,9 @@ pub struct Progress {
 /// An active, as proxies must know it.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Serving {
-    /// Its epoch.
+    /// Epoch in which the node serves.
     pub epoch: Epoch,
-    /// Its node.
+    /// Node that serves.
     pub node: NodeName,
     /// Where clients reach its PostgreSQL.
     pub postgres: Address,
@@ -126,7 +126,7 @@ pub struct Serving {
 /// A standby, as proxies must know it.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct StandbySeen {
-    /// Its node.
+    /// Node that the standby runs on.
     pub node: NodeName,
     /// Where clients reach its PostgreSQL.
     pub postgres: Address,

@@ -10,7 +10,7 @@ use volume::lsn::Lsn;
 
 use super::Record;
 
-/// See the module.
+/// State of the archive into one repository, as the archiver last wrote it.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct BackupState {
     /// By which name the archiver claims what it reads.

@@ -143,7 +143,7 @@ pub enum EditError {
     /// Somebody else is changing it.
     #[error("\"{by}\" is changing the configuration; try again")]
     Busy {
-        /// Who.
+        /// Name that the other editor works under.
         by: String,
     },
     /// The registry answered so late that another editor may have come in between.

@@ -74,7 +74,7 @@ pub struct Lsns {
 /// What is known of the active before, as its last heartbeat tells.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct OldActive {
-    /// Its epoch.
+    /// Epoch that the old active owned.
     pub epoch: Epoch,
     /// Its last beat.
     pub beat: u64,
@@ -99,7 +99,7 @@ pub struct HistoryEntry {
     /// Who was the active before, if anybody was.
     #[serde(default)]
     pub previous: Option<NodeName>,
-    /// Why.
+    /// Reason why the active changed.
     #[serde(flatten)]
     pub cause: Cause,
     /// The phases in order.

@@ -72,7 +72,7 @@ pub enum MemberState {
 /// A node as it describes itself.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Member {
-    /// Its name.
+    /// Name of the node, unique in the cluster.
     pub name: NodeName,
     /// What it is to the cluster.
     pub role: Role,

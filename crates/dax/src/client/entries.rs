@@ -15,7 +15,7 @@ use crate::membership::{Member, Membership, same_store};
 /// Which store answers at an address.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Identity {
-    /// Its id.
+    /// Store that answered at the address.
     pub store: StoreId,
     /// It holds something of the volume.
     pub knows_volume: bool,

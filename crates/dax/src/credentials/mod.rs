@@ -50,7 +50,7 @@ pub struct Proof(pub [u8; 32]);
 pub enum Side {
     /// The zone server.
     Zone,
-    /// The client.
+    /// The client, which connects to a zone.
     Client,
 }
 

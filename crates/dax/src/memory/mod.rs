@@ -29,13 +29,13 @@ use state::{ClientId, State};
 /// A write that is not durable yet.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct UnsyncedWrite {
-    /// Which block.
+    /// Block that was written.
     pub key: BlockKey,
     /// Its generation.
     pub generation: Generation,
-    /// Its version.
+    /// Version that the write has.
     pub version: Version,
-    /// The contents.
+    /// Contents of the whole block.
     pub data: Bytes,
 }
 

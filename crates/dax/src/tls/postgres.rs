@@ -49,7 +49,7 @@ struct Shown {
 
 /// A client's connection, encrypted.
 pub struct Accepted {
-    /// The connection.
+    /// Connection after its TLS handshake.
     pub stream: Stream,
     /// What `tls-server-end-point` (RFC 5929) binds to: a hash of the certificate that the client was shown. None if its
     /// signature is of a kind for which the RFC names no hash.

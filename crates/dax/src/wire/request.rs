@@ -17,11 +17,11 @@ use crate::storage::{Retention, VolumeSettings};
 pub struct BlockWrite {
     /// The epoch under whose authority it is written; may be above the version's (repair).
     pub epoch: Epoch,
-    /// Which block.
+    /// Block that is written.
     pub key: BlockKey,
     /// The generation it belongs to.
     pub generation: Generation,
-    /// Its version.
+    /// Version of the write.
     pub version: Version,
     /// [`checksum`](super::checksum) of all of it.
     pub checksum: u32,
@@ -59,7 +59,7 @@ pub enum Request {
     /// exists with the same settings; error `Conflict` if it exists with others, `Invalid` if they
     /// are invalid.
     CreateVolume {
-        /// Its name.
+        /// Name of the volume, unique in the zone.
         volume: VolumeName,
         /// How it is laid out.
         settings: VolumeSettings,
@@ -79,7 +79,7 @@ pub enum Request {
     },
     /// From now on the client counts by the membership of this version, or a newer one. No reply.
     Know {
-        /// Its version.
+        /// Version of the membership.
         version: Version,
     },
     /// Stores a block. No reply; see `Ack` and `WriteRefused`. The frame's id is the write's number.
@@ -88,7 +88,7 @@ pub enum Request {
     Flush,
     /// The newest version in a generation not above `up_to`. Reply: `Block`, or error `Corrupt`.
     Read {
-        /// Which block.
+        /// Block that is read.
         key: BlockKey,
         /// The last generation that counts.
         up_to: Generation,
@@ -99,14 +99,14 @@ pub enum Request {
     Promote {
         /// The epoch that the client owns.
         epoch: Epoch,
-        /// Which block.
+        /// Block that is read under the fence.
         key: BlockKey,
     },
     /// Which epoch has the zone accepted? Reply: `Epoch`.
     Epoch,
     /// Accept this epoch from this owner (durable before the reply). Reply: `Owned`.
     OwnEpoch {
-        /// The epoch.
+        /// Epoch that the client wants to own.
         epoch: Epoch,
         /// Its owner, with incarnation.
         owner: String,
@@ -119,7 +119,7 @@ pub enum Request {
     PutRecord {
         /// The epoch under whose authority it is written, if any.
         epoch: Option<Epoch>,
-        /// Its name.
+        /// Name of the record in the registry.
         name: String,
         /// Its version; newer replaces, older or equal has no effect.
         version: Version,
@@ -128,7 +128,7 @@ pub enum Request {
     },
     /// Reads a record. Reply: `Record`.
     GetRecord {
-        /// Its name.
+        /// Name of the record in the registry.
         name: String,
     },
     /// Reads the records whose names start with `prefix`, in order of name, tombstones included.
@@ -141,7 +141,7 @@ pub enum Request {
     },
     /// What must be kept of data blocks; replaces what was said before. Reply: `Done`.
     Retain {
-        /// The authority.
+        /// Epoch of the owner that requests it.
         epoch: Epoch,
         /// What to keep.
         retention: Retention,
@@ -149,7 +149,7 @@ pub enum Request {
     /// Gives back all blocks of these files. Covers the writes that came
     /// before on this connection, too. Reply: `Done`.
     RemoveFiles {
-        /// The authority.
+        /// Epoch of the owner that requests it.
         epoch: Epoch,
         /// At most [`MAX_FILES_PER_REQUEST`](super::MAX_FILES_PER_REQUEST).
         files: Vec<FileId>,
@@ -157,9 +157,9 @@ pub enum Request {
     /// Gives back the blocks of a file before `block`. Covers the writes that came
     /// before on this connection, too. Reply: `Done`.
     RemoveBlocksBefore {
-        /// The authority.
+        /// Epoch of the owner that requests it.
         epoch: Epoch,
-        /// The file.
+        /// File whose first blocks are removed.
         file: FileId,
         /// The first block to keep.
         block: BlockIndex,
@@ -175,7 +175,7 @@ pub enum Request {
     /// This store lacks what it had acknowledged: it counts in no quorum until `Rebuilt`. Reply: `Done`, or error
     /// `Fenced`, `Conflict` (also if the process is another one by now).
     WentBack {
-        /// The authority.
+        /// Epoch of the owner that noticed it.
         epoch: Epoch,
         /// The run of the process that is meant.
         run: u64,
@@ -193,7 +193,7 @@ pub enum Request {
     /// Everything that this replica lacked has been sent to it and is durable: from now on it counts
     /// in quorums. Reply: `Done`, or error `Fenced`, `Conflict`.
     Rebuilt {
-        /// The authority.
+        /// Epoch of the owner that rebuilt the replica.
         epoch: Epoch,
     },
     /// How much room is there? Reply: `Space`.

@@ -14,20 +14,20 @@ use crate::storage::{EpochGrant, Space, Usage, VolumeSettings};
 /// A block as a replica keeps it.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct StoredBlock {
-    /// Its version.
+    /// Version that is stored.
     pub version: Version,
     /// The generation it was written in.
     pub generation: Generation,
     /// [`checksum`](super::checksum) as its writer computed it.
     pub checksum: u32,
-    /// The contents.
+    /// Contents as they are stored, which may be packed.
     pub data: Bytes,
 }
 
 /// A record as a replica keeps it.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct StoredRecord {
-    /// Its version.
+    /// Version that is stored.
     pub version: Version,
     /// Its value; none is a tombstone.
     pub value: Option<Bytes>,
@@ -36,7 +36,7 @@ pub struct StoredRecord {
 /// A record with its name.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct RecordEntry {
-    /// Its name.
+    /// Name of the record in the registry.
     pub name: String,
     /// What is stored under it.
     pub record: StoredRecord,
@@ -45,7 +45,7 @@ pub struct RecordEntry {
 /// One version of one block, as an inventory names it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct InventoryEntry {
-    /// Which block.
+    /// Block that the replica has.
     pub key: BlockKey,
     /// In which generation.
     pub generation: Generation,
@@ -108,7 +108,7 @@ pub enum Response {
     },
     /// Push: this write had no effect.
     WriteRefused {
-        /// Its number.
+        /// Number of the refused write, as the client counts.
         number: u64,
         /// `Fenced`, `Full`, `Corrupt` (bad checksum on arrival), `Conflict` (epoch not announced),
         /// `Invalid` (wrong size).

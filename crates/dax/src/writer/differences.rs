@@ -55,7 +55,7 @@ struct Memory {
     bytes: usize,
 }
 
-/// See the module.
+/// Pages as they were last sent, to send only the difference of the next version.
 #[derive(Debug)]
 pub struct Differences {
     memory: Mutex<Memory>,

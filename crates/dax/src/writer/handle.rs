@@ -17,7 +17,7 @@ use super::pending::{Dropped, Pending, Seq};
 use super::replica_set::ReplicaSet;
 use super::versions::{Known, VersionList};
 
-/// See the module.
+/// State of a storage handle: its epoch and its writes. A handle without an epoch only reads.
 #[derive(Debug)]
 pub struct Handle {
     /// Reads ask one replica where the version is known.

@@ -25,17 +25,17 @@ pub type Seq = u64;
 /// A write that is waited for.
 #[derive(Debug)]
 pub struct Entry {
-    /// Which block.
+    /// Block that was written.
     pub key: BlockKey,
     /// The generation it was written in.
     pub generation: Generation,
-    /// Its version.
+    /// Version of the write.
     pub version: Version,
     /// Over all of these and the contents.
     pub checksum: u32,
     /// What the contents begin with, where replicas have that already.
     pub base: Option<Base>,
-    /// The contents.
+    /// Contents as they are sent.
     pub data: Bytes,
     /// Replicas that still have to acknowledge it.
     pub missing: ReplicaSet,
@@ -65,7 +65,7 @@ pub struct Acked {
 /// A write that is not waited for any more.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Dropped {
-    /// Which block.
+    /// Block whose write was given up.
     pub key: BlockKey,
     /// The generation it was written in.
     pub generation: Generation,
@@ -90,7 +90,7 @@ impl Entry {
     }
 }
 
-/// See the module.
+/// Writes that are not acknowledged yet, in the order in which they were made.
 #[derive(Debug, Default)]
 pub struct Pending {
     base: Seq,

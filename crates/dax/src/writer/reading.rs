@@ -17,7 +17,7 @@ use crate::storage::Block;
 use super::handle::Handle;
 use super::versions::Known;
 
-/// See the module.
+/// One read, with the version that its answer must have at least.
 #[derive(Debug, Clone, Copy)]
 pub struct Reading {
     /// What is read,

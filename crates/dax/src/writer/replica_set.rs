@@ -38,7 +38,7 @@ impl ReplicaSet {
     pub fn without(self, other: ReplicaSet) -> ReplicaSet {
         ReplicaSet(self.0 & !other.0)
     }
-    /// How many.
+    /// Number of replicas in the set.
     pub fn len(self) -> usize {
         self.0.count_ones() as usize
     }

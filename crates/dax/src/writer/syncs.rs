@@ -13,7 +13,7 @@ struct Wait<T> {
     who: T,
 }
 
-/// See the module.
+/// Waits until writes up to a number, of one file or of all, are durable.
 #[derive(Debug)]
 pub struct SyncWaits<T>(Vec<Wait<T>>);
 

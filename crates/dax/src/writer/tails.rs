@@ -34,7 +34,7 @@ struct Tail {
     pieces: usize,
 }
 
-/// See the module.
+/// Last blocks of files that grow, to send only what was appended.
 #[derive(Debug, Default)]
 pub struct Tails {
     /// Those that were written last come first.

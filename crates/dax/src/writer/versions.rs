@@ -32,7 +32,7 @@ impl Known {
     }
 }
 
-/// See the module.
+/// Newest known versions of blocks. The least recently used ones are evicted.
 #[derive(Debug)]
 pub struct VersionList {
     half: usize,

@@ -11,7 +11,6 @@ use tokio::time::Instant;
 use crate::error::EngineError;
 use crate::machine::{Ask, Decision, Effect, Event, Failure, Machine, State};
 
-/// See the module.
 pub(crate) struct Driver {
     machine: Mutex<Machine>,
     states: watch::Sender<State>,

@@ -26,7 +26,6 @@ const SEAL_EVERY: Duration = Duration::from_secs(60);
 /// How long closing may wait for the zones.
 const CLOSE_WITHIN: Duration = Duration::from_secs(20);
 
-/// See the module.
 pub(super) struct Opened {
     view: ActiveView,
     mount: Arc<Mount>,

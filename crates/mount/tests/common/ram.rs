@@ -46,7 +46,6 @@ struct Tree {
 /// Decides whether an operation fails; gets its name.
 type Fault = Box<dyn Fn(&str) -> Option<Error> + Send + Sync>;
 
-/// See the module.
 pub struct RamView {
     tree: Mutex<Tree>,
     caching: Caching,

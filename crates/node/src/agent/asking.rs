@@ -10,7 +10,6 @@ use pgserver::{Result, Session, StartOptions};
 /// How long PostgreSQL may take to answer.
 const ANSWER_WITHIN: Duration = Duration::from_secs(5);
 
-/// See the module.
 #[derive(Debug)]
 pub(super) struct Asking {
     postgres: StartOptions,

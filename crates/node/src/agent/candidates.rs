@@ -18,7 +18,6 @@ use crate::machine::ranking::Ranking;
 /// How often the records are looked at: a living standby writes its own three times meanwhile.
 const LOOK_EVERY: Duration = Duration::from_millis(1500);
 
-/// See the module.
 pub(super) struct Candidates {
     ranking: Ranking,
     active: NodeName,

@@ -60,7 +60,6 @@ pub(crate) struct Known {
     pub forms: watch::Receiver<Option<Forms>>,
 }
 
-/// See the module.
 pub(crate) struct Context {
     pub config: Config,
     pub me: Identity,

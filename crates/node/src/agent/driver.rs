@@ -33,7 +33,6 @@ impl Order {
     }
 }
 
-/// See the module.
 pub(crate) struct MachineDriver {
     machine: Mutex<Machine>,
     states: watch::Sender<State>,

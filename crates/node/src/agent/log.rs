@@ -29,7 +29,6 @@ const PASSING_MAX: usize = 32;
 /// A piece of log on its way to the standby, and where it is.
 pub(crate) type Passing = (Lsn, Bytes);
 
-/// See the module.
 pub(crate) struct SharedLog {
     view: Arc<StandbyView>,
     system_identifier: u64,

@@ -135,7 +135,7 @@ pub struct Registry {
 pub enum Ask {
     /// Make `to` (whoever can, if `None`) the active.
     Failover {
-        /// The node.
+        /// Node that is to take over; the best standby, if `None`.
         to: Option<NodeName>,
         /// Also if nobody is there to follow.
         force: bool,
@@ -237,7 +237,7 @@ pub enum Effect {
 /// Why this node takes over, or took over; for the history.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Decision {
-    /// Why.
+    /// Reason of the takeover, for the history.
     pub cause: Cause,
     /// True if an operator or the node itself decided.
     pub by: Decider,

@@ -16,7 +16,7 @@ use dax::ids::NodeName;
 /// Log that a record's age explains; two standbys that differ by less may each see the other ahead.
 const ALIKE_BYTES: u64 = 16 << 20;
 
-/// See the module.
+/// Rank of this standby among those that could take over.
 #[derive(Debug, Clone)]
 pub struct Ranking {
     me: NodeName,

@@ -9,7 +9,6 @@ use super::shown::Unshown;
 use crate::segment::{LOG_PAGE_BYTES, SegmentSize};
 use crate::wal::{Follower, Start, Stop};
 
-/// See the module.
 pub(super) struct Log {
     pub follower: Follower,
     pub ends: Ends,

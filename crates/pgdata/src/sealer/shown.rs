@@ -17,7 +17,6 @@ const REMEMBERED_MAX: usize = 1 << 20;
 /// With so many it is time for a look, whether somebody wants to know or not.
 const MANY: usize = 4096;
 
-/// See the module.
 #[derive(Debug, Default)]
 pub(super) struct Unshown {
     /// Where each record ends, and whose it is, in the order of the log.

@@ -105,7 +105,7 @@ fn unquote(text: &str) -> String {
 pub struct Refusal {
     /// The setting.
     pub name: &'static str,
-    /// Its value.
+    /// Value that is refused.
     pub value: String,
     /// Why not, and what to do.
     pub reason: &'static str,

@@ -52,7 +52,7 @@ impl MajorVersion {
         MajorVersion::new(number.ok_or_else(unknown)?).map_err(|_| unknown())
     }
 
-    /// Its number.
+    /// The version as a number, such as 15.
     pub fn number(self) -> u8 {
         self.0
     }

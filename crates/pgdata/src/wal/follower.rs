@@ -71,7 +71,6 @@ pub struct Follower {
 #[derive(Debug, Clone, Copy)]
 struct Pending {
     start: Lsn,
-    /// Its length.
     total: usize,
     /// How much of it is on the pages looked at.
     here: usize,

@@ -81,7 +81,7 @@ pub enum Detail {
     },
     /// A transaction committed.
     Commit {
-        /// Its id.
+        /// Transaction that committed.
         xid: u32,
     },
     /// Pages were logged whole: nearly always by a bulk writer (N2).

@@ -30,7 +30,7 @@ pub enum Group {
 pub struct Owner {
     /// Number of the pool.
     pub pool: u64,
-    /// The server.
+    /// Server that the connection is to.
     pub place: Place,
     /// Database of the pool, by the name that clients ask for.
     pub database: Arc<str>,

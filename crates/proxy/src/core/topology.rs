@@ -20,7 +20,6 @@ pub type NodeName = Arc<str>;
 /// Server that a pool has connections to.
 #[derive(Debug, Clone, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum Place {
-    /// The active.
     Active,
     /// A standby.
     Standby(NodeName),
@@ -43,7 +42,7 @@ pub struct ServerRun(pub i64);
 /// What is known of a standby.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Standby {
-    /// Its name.
+    /// Name of the node that the standby runs on.
     pub name: NodeName,
     /// Where its PostgreSQL listens.
     pub address: Address,
@@ -62,7 +61,7 @@ pub struct Standby {
 pub enum News {
     /// This server is active in this epoch.
     ActiveIs {
-        /// The epoch.
+        /// Epoch that the active owns.
         epoch: Epoch,
         /// Where it listens.
         address: Address,

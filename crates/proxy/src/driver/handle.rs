@@ -23,13 +23,10 @@ pub const HANDOVER: u32 = 8;
 
 /// A client, as others see it.
 pub struct Handle {
-    /// Its number.
     pub id: u32,
     /// Proves that a cancel request is the client's.
     secret: Box<[u8]>,
-    /// The role.
     pub user: String,
-    /// The database.
     pub database: String,
     /// Where it comes from, if over a network.
     pub peer: Option<IpAddr>,
@@ -110,13 +107,10 @@ impl Handle {
 
 /// A client of another process.
 pub struct Arriving {
-    /// Its number.
     pub id: u32,
     /// What proves its cancel requests.
     pub secret: Vec<u8>,
-    /// The role.
     pub user: String,
-    /// The database.
     pub database: String,
     /// Where it comes from.
     pub peer: Option<IpAddr>,

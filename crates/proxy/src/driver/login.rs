@@ -151,7 +151,6 @@ impl std::fmt::Debug for Conn {
 /// Who logs in.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Login {
-    /// The role.
     pub user: String,
     /// The database, by the name that clients ask for.
     pub name: String,

@@ -36,7 +36,6 @@ const NEWS_WITHIN: Duration = Duration::from_secs(3);
 
 /// A connection that a client has.
 pub struct Held {
-    /// The connection.
     pub conn: Box<Conn>,
     /// Its share of the limits of several pools.
     share: Share,

@@ -18,7 +18,6 @@ use super::login::Conn;
 
 /// A connection that counts.
 pub struct Stocked {
-    /// The connection.
     pub conn: Box<Conn>,
     /// Its share of the limits.
     pub share: Share,

@@ -58,10 +58,7 @@ pub(crate) enum LogError {
     Missing,
     /// An acknowledged commit is neither in the engine nor in the log.
     #[error("commit {missing} is neither in the engine's files nor in the commit log")]
-    Gap {
-        /// Its number.
-        missing: u64,
-    },
+    Gap { missing: u64 },
     /// A sound record holds what no version writes.
     #[error("commit {0} in the zone's commit log is intact but has unknown contents")]
     Nonsense(u64),

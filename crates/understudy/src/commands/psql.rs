@@ -108,7 +108,6 @@ enum Way {
     Socket,
     /// The agent of its node.
     Agent(Session),
-    /// Its port.
     Network(String, u16),
 }
 

@@ -85,7 +85,7 @@ pub struct Report {
     pub amcheck: String,
     /// What ran the machine's code, and why that.
     pub accelerator: String,
-    /// See there.
+    /// Reason why this accelerator was chosen.
     pub accelerator_reason: String,
     /// Repeats the moments of the kills.
     pub seed: u64,

@@ -13,7 +13,7 @@ use serde_json::Value;
 /// How long the proxy's last report may take: it tells the agents once a second.
 const REPORTS_WITHIN: Duration = Duration::from_secs(5);
 
-/// See the module.
+/// Results of the proxy's clients, and the proxy's own counters.
 #[derive(Debug, Clone, Default, PartialEq, Serialize)]
 pub struct Proxied {
     /// Transactions that failed for a client, or whose outcome it was not told.

@@ -141,7 +141,7 @@ pub struct Report {
     pub killed_node: String,
     /// Who took over.
     pub new_active: String,
-    /// Its epoch.
+    /// Epoch that this takeover began.
     pub epoch: u32,
     /// Processes killed with the node.
     pub killed_processes: usize,

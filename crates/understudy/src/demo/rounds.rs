@@ -61,9 +61,9 @@ pub struct Report {
     pub passed: bool,
     /// Kills, switchovers and rolling restarts that were done.
     pub kills: u32,
-    /// See above.
+    /// Number of planned switchovers.
     pub switchovers: u32,
-    /// See above.
+    /// Number of restarts of the proxy.
     pub restarts: u32,
     /// Commits that clients were told of.
     pub acknowledged: u64,

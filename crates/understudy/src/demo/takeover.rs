@@ -25,9 +25,9 @@ pub struct Takeover {
 /// One phase of it.
 #[derive(Debug, Clone, PartialEq, Deserialize, Serialize)]
 pub struct Phase {
-    /// Its name.
+    /// Name of the phase, as in the history.
     pub phase: String,
-    /// Its length.
+    /// Duration of the phase.
     pub ms: u64,
 }
 

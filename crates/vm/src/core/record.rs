@@ -38,7 +38,7 @@ impl fmt::Display for Who {
     }
 }
 
-/// The record.
+/// Record on the zones: the active host, and the standby that may take over.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Record {
     /// The epoch that it was written in.

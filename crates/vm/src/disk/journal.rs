@@ -23,7 +23,6 @@ pub struct Cut {
     pub reads: Reads,
 }
 
-/// See the module.
 #[derive(Debug, Default)]
 pub(super) struct Journal {
     records: bool,

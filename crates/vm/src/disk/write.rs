@@ -10,9 +10,9 @@ use crate::encoding::{self, Change, Counts, Encoder};
 /// Something that was written.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Write {
-    /// Where.
+    /// Offset in the disk, in bytes.
     pub offset: u64,
-    /// What.
+    /// Bytes, or zeros, that are written.
     pub contents: Contents,
 }
 

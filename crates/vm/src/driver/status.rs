@@ -23,7 +23,7 @@ const DOUBTFUL: &str = "the machine ran here last, and this host restarted befor
 /// What a host says of itself.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct Status {
-    /// Its name.
+    /// Name of the host.
     pub name: String,
     /// What it is: `looking`, `copying`, `standby`, `starting` or `active`.
     pub role: String,
@@ -45,7 +45,7 @@ pub struct Status {
     pub lost_frames: u64,
     /// What runs the guest's code, and why that.
     pub accelerator: String,
-    /// See there.
+    /// Reason why this accelerator was chosen.
     pub accelerator_reason: String,
     /// What went wrong last.
     pub trouble: Option<String>,

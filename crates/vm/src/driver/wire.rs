@@ -27,7 +27,7 @@ const ANSWERS_WITHIN: Duration = Duration::from_secs(30);
 /// What an operator asks a host.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Question {
-    /// What it is.
+    /// State of the host.
     Status,
     /// Let the standby take over.
     Failover,

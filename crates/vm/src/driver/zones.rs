@@ -26,7 +26,6 @@ pub trait Open: Send + Sync + 'static {
     async fn open(&self) -> Result<Arc<dyn Storage>>;
 }
 
-/// The record.
 pub struct Zones {
     opener: Box<dyn Open>,
     name: NodeName,

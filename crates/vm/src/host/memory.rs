@@ -52,7 +52,7 @@ impl Memory {
         })
     }
 
-    /// Its name.
+    /// Path of the file that is mapped as the machine's memory.
     pub fn path(&self) -> &Path {
         &self.path
     }

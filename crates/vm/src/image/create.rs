@@ -35,7 +35,7 @@ const LEFT_OUT: [&str; 4] = [
 pub struct Create {
     /// Where the image is made. It does not exist yet.
     pub directory: PathBuf,
-    /// Its database.
+    /// Database that the image has.
     pub database: Database,
     /// The administrator's password. It is given over the network of the host, and nowhere else.
     pub password: Zeroizing<String>,

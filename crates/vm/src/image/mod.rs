@@ -44,7 +44,7 @@ pub enum ImageError {
     /// A program that makes the image failed.
     #[error("{program} failed ({status}):\n{output}")]
     Program {
-        /// Its name.
+        /// Name of the program that failed.
         program: String,
         /// How it ended.
         status: String,
@@ -54,7 +54,7 @@ pub enum ImageError {
     /// What is in the directory is no image.
     #[error("{path} is no image: {why}")]
     Damaged {
-        /// The directory.
+        /// Directory of the image.
         path: PathBuf,
         /// What is wrong.
         why: String,
@@ -132,7 +132,7 @@ impl Database {
 #[serde(deny_unknown_fields)]
 pub struct Manifest {
     format: u32,
-    /// Its database.
+    /// Database that the image has.
     pub database: Database,
     /// What the database says its version is.
     pub version: String,

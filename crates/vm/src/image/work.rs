@@ -19,7 +19,6 @@ use super::{ImageError, Result};
 /// Lines of a failed program's output that are shown.
 const LINES: usize = 20;
 
-/// See the module.
 pub(super) struct Work {
     path: PathBuf,
     _lock: Flock<File>,

@@ -23,7 +23,6 @@ const QUOTED_BYTES: usize = 8;
 pub struct End {
     mac: [u8; 6],
     ip: [u8; 4],
-    /// Its port.
     pub port: u16,
 }
 

@@ -30,7 +30,7 @@ const MOST_BYTES: usize = 64 << 20;
 pub enum CheckpointPart {
     /// Of the copy: what the disk holds from here on.
     Image {
-        /// Where.
+        /// Offset in the disk, in bytes.
         offset: u64,
     },
     /// Pages, encoded; of the copy if there is no number.

@@ -46,7 +46,7 @@ pub trait InheritedBase: Send + Sync + 'static {
     fn forget(&self, key: BlockKey);
 }
 
-/// See the module.
+/// Names and blocks that a new active takes over from the standby that it was.
 pub struct Inherited {
     /// Blocks to write back.
     pub blocks: Arc<dyn InheritedBlocks>,

@@ -24,7 +24,7 @@ pub struct Cut {
 /// One inode. Its names are in the directories; `home` is one of them, for building paths.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Inode {
-    /// What it is.
+    /// Regular file, directory or symbolic link.
     pub kind: FileKind,
     /// How its blocks are kept. Never `Private`.
     pub class: FileClass,

@@ -21,20 +21,20 @@ pub enum Op {
     /// A new epoch's writer starts here. Changes nothing; makes its chain differ from whatever a
     /// dead epoch wrote at the same place.
     Opened {
-        /// The epoch.
+        /// Epoch of the active that opened the volume.
         epoch: Epoch,
-        /// When.
+        /// Time of the operation.
         at: Timestamp,
     },
     /// Creates an inode with one name.
     Create {
         /// The new inode.
         id: FileId,
-        /// Its directory.
+        /// Directory that gets the name.
         parent: FileId,
-        /// Its name.
+        /// Name in the directory.
         name: Vec<u8>,
-        /// What it is.
+        /// Regular file, directory or symbolic link.
         kind: FileKind,
         /// How its blocks are kept.
         class: FileClass,
@@ -46,18 +46,18 @@ pub enum Op {
         gid: u32,
         /// Target of a symbolic link.
         target: Option<Vec<u8>>,
-        /// When.
+        /// Time of the operation.
         at: Timestamp,
     },
     /// One more name for an inode.
     Link {
-        /// The inode.
+        /// Inode that gets another name.
         id: FileId,
         /// Directory of the name.
         parent: FileId,
-        /// The name.
+        /// Name in the directory.
         name: Vec<u8>,
-        /// When.
+        /// Time of the operation.
         at: Timestamp,
     },
     /// Removes a name. An inode that loses its last one becomes an orphan, or a retained log
@@ -65,20 +65,20 @@ pub enum Op {
     Unlink {
         /// Directory of the name.
         parent: FileId,
-        /// The name.
+        /// Name that is removed.
         name: Vec<u8>,
         /// Keep it for standbys until `Forget` (removed log segments).
         retain: bool,
-        /// When.
+        /// Time of the operation.
         at: Timestamp,
     },
     /// Removes an empty directory.
     RemoveDirectory {
         /// Directory that it is in.
         parent: FileId,
-        /// Its name.
+        /// Name that is removed.
         name: Vec<u8>,
-        /// When.
+        /// Time of the operation.
         at: Timestamp,
     },
     /// Moves a name; what the new name led to loses it.
@@ -93,7 +93,7 @@ pub enum Op {
         to_name: Vec<u8>,
         /// How the blocks are kept from now on.
         class: FileClass,
-        /// When.
+        /// Time of the operation.
         at: Timestamp,
     },
     /// Swaps what two names lead to.
@@ -106,12 +106,12 @@ pub enum Op {
         to: FileId,
         /// The other name.
         to_name: Vec<u8>,
-        /// When.
+        /// Time of the operation.
         at: Timestamp,
     },
     /// Sets attributes; `None` leaves one as it is.
     SetAttr {
-        /// The inode.
+        /// Inode whose attributes change.
         id: FileId,
         /// Permission bits.
         mode: Option<u16>,
@@ -121,32 +121,32 @@ pub enum Op {
         gid: Option<u32>,
         /// Last change of the contents.
         mtime: Option<Timestamp>,
-        /// When.
+        /// Time of the operation.
         at: Timestamp,
     },
     /// A file grew (nothing is cut off).
     SetSize {
-        /// The file.
+        /// Inode whose size changes.
         id: FileId,
         /// Bytes.
         size: u64,
-        /// When.
+        /// Time of the operation.
         at: Timestamp,
     },
     /// A file was cut, or blocks beyond its end were (then the size stays).
     Truncate {
-        /// The file.
+        /// File that is truncated.
         id: FileId,
         /// Bytes that it has now.
         size: u64,
         /// From which block, and at which version.
         cut: Cut,
-        /// When.
+        /// Time of the operation.
         at: Timestamp,
     },
     /// Removes an orphan or a retained log segment for good; its blocks may be given back.
     Forget {
-        /// The inode.
+        /// Inode without a name, whose blocks may be removed.
         id: FileId,
     },
     /// The blocks of these former inodes were given back.
@@ -164,32 +164,32 @@ pub enum Op {
     },
     /// Raw: a name leads to this inode. Link counts are the writer's business.
     PutName {
-        /// The directory.
+        /// Directory that has the name.
         parent: FileId,
-        /// The name.
+        /// Name in the directory.
         name: Vec<u8>,
-        /// The inode.
+        /// Inode that the name leads to.
         id: FileId,
     },
     /// Raw: a name is no more. Link counts are the writer's business.
     DropName {
-        /// The directory.
+        /// Directory that has the name.
         parent: FileId,
-        /// The name.
+        /// Name that is removed.
         name: Vec<u8>,
     },
     /// Raw: an inode is no more; its blocks may be given back. Its names must be dropped as well.
     DropInode {
-        /// The inode.
+        /// Inode that is removed.
         id: FileId,
     },
     /// Raw: a removed log segment that is kept under its old name (snapshots).
     PutRetained {
-        /// The directory.
+        /// Directory that had the name.
         parent: FileId,
-        /// The name.
+        /// Name that the inode had.
         name: Vec<u8>,
-        /// The inode.
+        /// Inode that is retained.
         id: FileId,
     },
     /// Raw: these ids had blocks that are not given back yet (snapshots, old snapshot files).

@@ -37,13 +37,13 @@ pub struct PrivateDir {
 /// One name of a private directory.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct PrivateEntry {
-    /// The name.
+    /// Name in its directory.
     pub name: String,
     /// The path from the root.
     pub path: String,
-    /// The inode.
+    /// Number of the inode in the mount.
     pub ino: Ino,
-    /// What it is.
+    /// Regular file, directory or symbolic link.
     pub kind: FileKind,
 }
 

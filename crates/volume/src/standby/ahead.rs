@@ -31,7 +31,6 @@ pub struct PrefetchStats {
     pub unread: u64,
 }
 
-/// See the module.
 pub(super) struct Ahead {
     underway: Mutex<HashMap<(BlockKey, Generation), watch::Receiver<()>>>,
     unread: Cache<BlockKey, ()>,

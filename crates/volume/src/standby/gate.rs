@@ -38,7 +38,6 @@ struct Inner<S: ?Sized> {
     inside: u64,
 }
 
-/// See the module.
 pub(crate) struct Gate<S: ?Sized> {
     inner: Mutex<Inner<S>>,
     /// For threads that wait.

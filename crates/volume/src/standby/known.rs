@@ -112,7 +112,6 @@ impl Span {
     }
 }
 
-/// See the module.
 pub(crate) struct Known {
     span: RwLock<Span>,
     versions: Cache<BlockKey, Expected>,

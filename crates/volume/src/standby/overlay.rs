@@ -138,7 +138,6 @@ impl InodeItem {
     }
 }
 
-/// See the module.
 #[derive(Clone, Default)]
 pub(crate) struct Overlay {
     /// By directory, then name.

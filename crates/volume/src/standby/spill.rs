@@ -15,7 +15,6 @@ use bytes::Bytes;
 use parking_lot::Mutex;
 use rustix::io::{ReadWriteFlags, preadv2};
 
-/// See the module.
 pub(crate) struct SpillFile {
     file: File,
     slot_bytes: usize,

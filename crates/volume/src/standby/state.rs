@@ -23,7 +23,6 @@ use crate::namespace::{Directory, Inode, Name, Namespace};
 use crate::seal::Base;
 use crate::view::{Attr, FileKind, Ino, Timestamp};
 
-/// See the module.
 #[derive(Clone)]
 pub(crate) struct State {
     pub layout: Arc<dyn Layout>,

@@ -71,7 +71,7 @@ pub(super) enum Configuration {
     Read(Bytes),
 }
 
-/// See the module.
+/// The file system that a standby's PostgreSQL sees: the base, the overlay and private files.
 pub struct StandbyView {
     pub(super) layout: Arc<dyn Layout>,
     pub(super) private: Arc<PrivateDir>,

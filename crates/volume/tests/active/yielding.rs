@@ -14,7 +14,6 @@ use dax::storage::{
 };
 use tokio::sync::watch;
 
-/// See the module.
 pub struct Yielding {
     pub memory: Arc<MemoryStorage>,
     /// How often a block was read for good in a new epoch.

@@ -65,7 +65,6 @@ pub enum Reply {
     TimedOut,
 }
 
-/// See the module.
 #[derive(Debug)]
 pub(super) struct Coordination {
     pub node: NodeId,

@@ -6,7 +6,6 @@
 
 use crate::lease::{Answer, Change, Row};
 
-/// See the module.
 #[derive(Debug)]
 pub struct Register {
     row: Option<Row>,

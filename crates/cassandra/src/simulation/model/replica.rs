@@ -69,7 +69,6 @@ impl Rows {
 
 type Partitions = BTreeMap<u64, Rows>;
 
-/// See the module.
 #[derive(Debug)]
 pub struct Replica {
     partitions: Partitions,

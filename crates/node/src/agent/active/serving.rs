@@ -17,7 +17,6 @@ use super::ordering::{Confirming, GivenUp, Ordering};
 use super::{Active, ActiveStatus, configuring, group_commit};
 use crate::machine::Event;
 
-/// See the module.
 pub(super) struct ServingTasks {
     /// Where commits are confirmed, that connection tells of needed rows as well.
     feedback: Option<FeedbackConnections>,

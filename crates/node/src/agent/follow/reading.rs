@@ -31,7 +31,6 @@ const STRETCH_BYTES_MAX: u64 = 256 << 10;
 /// What was announced, and what of the journal has to be applied before it may be shown.
 pub(super) type Arrived = (Known, Result<Option<JournalPart>>);
 
-/// See the module.
 pub(super) struct Reading {
     storage: Arc<dyn Storage>,
     log: Arc<SharedLog>,

@@ -66,7 +66,6 @@ pub(super) enum Done {
     Narrowed(Result<Claimed>),
 }
 
-/// See the module.
 pub(super) struct BaseMover {
     view: Arc<StandbyView>,
     storage: Arc<dyn Storage>,

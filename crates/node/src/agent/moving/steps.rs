@@ -130,7 +130,6 @@ struct Settling {
     ask_at: Duration,
 }
 
-/// See the module.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub(super) struct Steps {
     step: Step,

@@ -30,7 +30,6 @@ const DIFFERS_FOR: Duration = Duration::from_secs(10);
 /// Why the standby's slots cannot follow those of the active, if they have not been able to for long.
 pub(crate) type Differs = Arc<Mutex<Option<String>>>;
 
-/// See the module.
 pub(crate) struct Keeper {
     view: Arc<StandbyView>,
     copied: BTreeSet<String>,

@@ -24,7 +24,6 @@ pub(super) enum Trouble {
     Postgres(#[from] PostgresError),
 }
 
-/// See the module.
 pub(super) struct Server {
     postgres: StartOptions,
     /// A slot that decodes is moved in its own database.

@@ -201,7 +201,6 @@ pub(crate) struct Switched {
 }
 
 impl Switched {
-    /// The active.
     pub(crate) fn into_active(self, standby: Standby, pulse: Pulse) -> Active {
         let Standby {
             storage,

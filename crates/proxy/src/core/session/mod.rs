@@ -151,7 +151,7 @@ pub struct Context<'a> {
     pub statements: &'a Statements,
     /// What the catalog of the session's database says.
     pub catalog: &'a Catalog,
-    /// The cluster.
+    /// The cluster as the proxy knows it at this event.
     pub topology: &'a Topology,
     /// Connections in use.
     pub load: &'a dyn Load,

@@ -72,7 +72,6 @@ pub enum SentMessage {
 /// One reply that is due.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct PendingReply {
-    /// The message.
     pub sent: SentMessage,
     /// Owner of the reply.
     pub owner: ReplyOwner,

@@ -11,7 +11,6 @@ use protocol::frame;
 /// A committed transaction, as the log has it.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Commit {
-    /// Its id.
     pub xid: u64,
     /// Key and value, in order.
     pub appends: Vec<(u32, u32)>,

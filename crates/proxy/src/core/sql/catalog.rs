@@ -15,7 +15,7 @@ use super::{Kind, SingleStatement};
 /// What a catalog says of all functions of a name.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct Function {
-    /// The name.
+    /// Name without its schema.
     pub name: Box<str>,
     /// One of them is volatile.
     pub is_volatile: bool,

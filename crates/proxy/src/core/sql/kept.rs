@@ -46,7 +46,6 @@ pub enum Place {
 /// A statement that makes the rows again that were told.
 #[derive(Debug, PartialEq, Eq)]
 pub struct Again {
-    /// Its text.
     pub text: String,
     /// Values of the parameters behind the client's own, each with the column in whose form it is; none for text.
     pub parameters: Vec<(Option<usize>, Option<Bytes>)>,

@@ -32,7 +32,6 @@ pub const NUMBER: u8 = 0xfe;
 pub const STRING: u8 = 0xff;
 /// Stand for comments that ask the proxy for something.
 pub const ACTIVE: u8 = 0xfc;
-/// The same.
 pub const STANDBY: u8 = 0xfd;
 
 /// The shape of `text`, or `None` where finding it would need more than a look at each byte: a string with a

@@ -18,6 +18,5 @@ pub struct Admitted {
     pub functions: Functions,
     /// The connection that it begins with, in session mode.
     pub held: Option<Held>,
-    /// Its session.
     pub session: Session,
 }

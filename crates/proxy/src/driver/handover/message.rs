@@ -79,7 +79,6 @@ impl Offer {
 /// A client on its way, beside its sockets.
 #[derive(Debug, Serialize, Deserialize)]
 pub struct ClientParcel {
-    /// Its number.
     pub id: ClientId,
     /// What proves its cancel requests.
     pub secret: Vec<u8>,
@@ -97,7 +96,6 @@ pub struct ClientParcel {
     pub input: Vec<u8>,
     /// To be written to it.
     pub output: Vec<u8>,
-    /// Its session.
     pub session: Packed,
     /// The connection to a server that goes along.
     pub server: Option<ServerParcel>,
@@ -121,7 +119,6 @@ pub struct ServerParcel {
 pub struct IdleParcel {
     /// Whose pool it is in.
     pub login: Login,
-    /// The connection.
     pub server: ServerParcel,
     /// What its session is like.
     pub packed: PackedServer,

@@ -151,7 +151,6 @@ pub struct Sockets {
 /// A client that waits for another process to take it.
 #[derive(Debug)]
 pub struct Leaving {
-    /// Its number.
     pub id: ClientId,
     /// What describes it.
     pub parcel: Zeroizing<Vec<u8>>,

@@ -25,7 +25,6 @@ const DESCRIPTORS: usize = 2;
 
 /// What was received.
 pub struct Received {
-    /// What it is.
     pub kind: u8,
     /// Sessions hold what proves passwords.
     pub body: Zeroizing<Vec<u8>>,

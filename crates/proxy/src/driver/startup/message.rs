@@ -7,9 +7,7 @@ use protocol::frame::{self, Refusal};
 pub struct Startup {
     /// Of protocol 3.
     pub minor: u32,
-    /// The role.
     pub user: String,
-    /// The database.
     pub database: String,
     /// Everything else, sorted.
     pub parameters: Vec<(String, String)>,

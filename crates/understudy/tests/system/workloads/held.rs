@@ -18,7 +18,6 @@ const SHARED_ROWS: i64 = 3000;
 /// Numbers of the sequence that are given before the kill at least.
 const NUMBERS: usize = 300;
 
-/// See the module.
 pub struct Held {
     /// Open transactions, which end with the server.
     sessions: Vec<Client>,

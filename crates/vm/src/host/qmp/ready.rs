@@ -16,7 +16,7 @@ use super::{Qmp, QmpError, late};
 /// What ends a command.
 const END: &[u8] = b"}\n";
 
-/// See the module.
+/// Commands that are sent but for their last byte, so that the pause is short.
 #[derive(Debug)]
 pub struct Ready {
     qmp: Qmp,

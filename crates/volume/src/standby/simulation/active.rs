@@ -52,7 +52,6 @@ pub(super) enum Phase {
     Unlink,
 }
 
-/// See the module.
 pub(super) struct Active {
     /// Transactions change what they made, and many are rolled back.
     pub unsettled: bool,

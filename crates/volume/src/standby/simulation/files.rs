@@ -19,7 +19,6 @@ pub(super) fn owner() -> Ownership {
     }
 }
 
-/// See the module.
 #[derive(Clone)]
 pub(super) struct Files {
     pub view: Arc<dyn View>,

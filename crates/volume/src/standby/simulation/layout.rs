@@ -9,7 +9,6 @@ use crate::lsn::Lsn;
 
 pub(super) const CONTROL: &str = "global/pg_control";
 
-/// See the module.
 pub(super) struct ModelLayout {
     pub flaw: Option<Flaw>,
 }

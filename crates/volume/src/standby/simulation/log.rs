@@ -92,7 +92,6 @@ pub(super) struct Relation {
     pub visible: bool,
 }
 
-/// See the module.
 #[derive(Debug, Clone, Default)]
 pub(super) struct Truth {
     pub databases: BTreeMap<u8, Standing>,

@@ -14,7 +14,6 @@ use super::flaw::Flaw;
 use crate::log_syncs::LogSyncs;
 use crate::lsn::Lsn;
 
-/// See the module.
 pub(super) struct Synced {
     pub is_ordered: bool,
     flaw: Option<Flaw>,

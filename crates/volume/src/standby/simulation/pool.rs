@@ -15,7 +15,6 @@ pub(super) struct Buffer {
     pub dirty: bool,
 }
 
-/// See the module.
 #[derive(Debug, Clone, Default)]
 pub(super) struct Pool(BTreeMap<PageId, Buffer>);
 

@@ -35,7 +35,6 @@ use crate::view::Timestamp;
 const NOW: Timestamp = Timestamp(1);
 const STANDBYS_MAX: usize = 2;
 
-/// See the module.
 pub(super) struct Schedule {
     rng: SmallRng,
     flaw: Option<Flaw>,

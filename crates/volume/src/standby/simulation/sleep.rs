@@ -21,7 +21,6 @@ use super::trace::say;
 use crate::claim::{Claim, GRACE, VALID_FOR};
 use crate::seal::load_seals;
 
-/// See the module.
 pub(super) struct Sleep {
     rng: SmallRng,
     /// For names that are taken.

@@ -28,7 +28,6 @@ use crate::lsn::Lsn;
 use crate::private::PrivateDir;
 use crate::seal::{Base, Seal, load_seals};
 
-/// See the module.
 pub(super) struct Standby {
     pub node: NodeName,
     pub claim: ClaimWatch,

@@ -43,7 +43,6 @@ const PATIENCE_MAX: Duration = Duration::from_secs(80 * 60);
 const OTHER_CLIENTS: f64 = 1.5;
 const OTHER_DISTANCE: f64 = 1.25;
 
-/// See the module.
 #[derive(Debug)]
 pub(super) struct Tuner {
     round_trip: Duration,

@@ -103,7 +103,6 @@ pub(super) enum Effect {
     Settle,
 }
 
-/// See the module.
 #[derive(Debug, Default, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Steps {
     stage: Stage,
