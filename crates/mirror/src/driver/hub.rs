@@ -23,7 +23,7 @@ use super::ready::{Comes, LATER, Ready};
 use super::session::Cancels;
 use super::verified::Verifications;
 use super::zones::Zones;
-use crate::core::gate::Gate;
+use crate::core::gate::{Gate, Turn};
 use crate::core::manager::{Effect, Life, Manager, Message, Role};
 use crate::core::record::{Number, Record};
 
@@ -48,12 +48,12 @@ pub struct Protection {
 }
 
 /// A session that has begun something; it has ended that when this is dropped.
-pub struct Inside(Arc<Hub>);
+pub struct Inside(Arc<Hub>, Turn);
 
 impl Drop for Inside {
     fn drop(&mut self) {
         self.0.gate.send_if_modified(|gate| {
-            gate.leave();
+            gate.leave(self.1);
             false
         });
     }
@@ -225,12 +225,13 @@ impl Hub {
 
     /// A session begins something, if it may.
     pub fn enter_gate(&self) -> Option<Inside> {
-        let mut may = false;
+        let me = self.me.upgrade()?;
+        let (now_ms, mut turn) = (self.now_ms(), None);
         self.gate.send_if_modified(|gate| {
-            may = gate.enter();
+            turn = gate.enter(now_ms);
             false
         });
-        may.then(|| self.me.upgrade().map(Inside)).flatten()
+        turn.map(|turn| Inside(me, turn))
     }
 
     /// Nobody begins anything any more, until [`Hub::open_gate`].
@@ -246,6 +247,12 @@ impl Hub {
     /// Nothing that a client has begun is under way.
     pub fn is_quiet(&self) -> bool {
         self.gate.borrow().is_quiet()
+    }
+
+    /// Time for which the oldest of what clients have under way has been that.
+    pub fn oldest_under_way(&self) -> Duration {
+        let oldest = self.gate.borrow().oldest_ms(self.now_ms());
+        Duration::from_millis(oldest.unwrap_or(0))
     }
 
     fn ask(&self, job: Job) {

@@ -69,8 +69,21 @@ impl Found {
     }
 
     /// Something differs.
-    pub(super) fn differs(&self) -> bool {
+    fn differs(&self) -> bool {
         !(self.differences.is_empty() && self.defined.is_empty())
+    }
+
+    /// Differences by the thing that differs.
+    pub(super) fn things(&self) -> BTreeMap<String, String> {
+        let thing = |text: &String| {
+            let thing = text
+                .split_once(": ")
+                .map_or(text.as_str(), |(thing, _)| thing);
+            (thing.to_owned(), text.clone())
+        };
+        let mut things = self.differences.clone();
+        things.extend(self.defined.iter().map(thing));
+        things
     }
 
     /// True if this table is to be compared again.

@@ -16,15 +16,34 @@ use super::hub::Hub;
 use super::rows;
 use super::wire::WireError;
 use crate::core::manager::Role;
-use crate::core::verifying::Verified;
+use crate::core::verifying::{Findings, Verified};
 use compare::{Found, Pair, Side, Table};
 
 pub use crate::core::verifying::Verdict;
 
-/// Time for which a command's comparison may hold writers: until transactions have ended, and the standby has them.
-const PATIENCE: Duration = Duration::from_secs(30);
-/// The same for one that nobody has asked for: it can be done later.
-const PATIENCE_BY_SCHEDULE: Duration = Duration::from_secs(2);
+/// Patience of a comparison.
+#[derive(Debug, Clone, Copy)]
+struct Patience {
+    /// A transaction that is open for longer is waited for before anybody is held.
+    age: Duration,
+    /// Time in which no such transaction must be open.
+    free: Duration,
+    /// Time for which writers are held at most: until transactions have ended, and the standby has them.
+    held: Duration,
+}
+
+/// The patience of a command.
+const BY_COMMAND: Patience = Patience {
+    age: Duration::from_secs(5),
+    free: Duration::from_secs(30),
+    held: Duration::from_secs(30),
+};
+/// The patience of a comparison that nobody has asked for: it can be done later.
+const BY_SCHEDULE: Patience = Patience {
+    age: Duration::from_millis(200),
+    free: Duration::from_secs(10),
+    held: Duration::from_secs(2),
+};
 /// Snapshots that are compared at most until a difference counts.
 const ROUNDS: usize = 3;
 /// How often it is looked whether a comparison is due.
@@ -55,7 +74,7 @@ pub async fn watch(hub: Arc<Hub>) {
             let mut schedule = comparisons.schedule.lock();
             schedule.is_due(now_ms, every_ms, is_primary, has_standby)
         };
-        if is_due && let Err(why) = verify_within(&hub, PATIENCE_BY_SCHEDULE).await {
+        if is_due && let Err(why) = verify_within(&hub, BY_SCHEDULE).await {
             tracing::warn!(why, "the members cannot be compared now; trying again");
             *comparisons.hindrance.lock() = Some(why);
             comparisons.schedule.lock().postpone(hub.now_ms(), every_ms);
@@ -65,12 +84,12 @@ pub async fn watch(hub: Arc<Hub>) {
 
 /// Compares them for a command.
 pub async fn verify(hub: &Arc<Hub>) -> Result<String, String> {
-    let verdict = verify_within(hub, PATIENCE).await?;
+    let verdict = verify_within(hub, BY_COMMAND).await?;
     serde_json::to_string(&verdict).map_err(|error| error.to_string())
 }
 
-/// Compares them, and remembers the result. Writers are held for `patience` at most.
-async fn verify_within(hub: &Hub, patience: Duration) -> Result<Verdict, String> {
+/// Compares them, and remembers the result.
+async fn verify_within(hub: &Hub, patience: Patience) -> Result<Verdict, String> {
     let comparisons = &hub.verifications;
     let _turn = comparisons.turn.lock().await;
     let verdict = compare_members(hub, patience).await?;
@@ -92,37 +111,52 @@ async fn verify_within(hub: &Hub, patience: Duration) -> Result<Verdict, String>
     Ok(verdict)
 }
 
-/// Compares them until they are equal, or a difference has been there in several snapshots.
-async fn compare_members(hub: &Hub, patience: Duration) -> Result<Verdict, String> {
+/// Compares them until they are equal, or a difference has been there in several snapshots. One that no later snapshot was looked at for
+/// is no result, but the reason for which there is none.
+async fn compare_members(hub: &Hub, patience: Patience) -> Result<Verdict, String> {
     let mut verdict = Verdict::default();
     let mut compared: BTreeMap<Table, u64> = BTreeMap::new();
     let mut found: Option<Found> = None;
+    let (mut findings, mut hindrance) = (Findings::default(), None);
     for _ in 0..ROUNDS {
         let mut next = match compare_once(hub, patience, found.as_ref(), &mut verdict).await {
             Ok(next) => next,
-            // What cannot be looked at again is told: nobody would hear of it otherwise.
-            Err(_) if found.as_ref().is_some_and(Found::differs) => break,
-            Err(why) => return Err(why),
+            Err(why) => {
+                hindrance = Some(why);
+                break;
+            }
         };
         compared.append(&mut next.compared);
+        findings.look(next.things(), &next.given_up);
         let is_settled = next.is_settled();
         found = Some(next);
         if is_settled {
             break;
         }
     }
-    let found = found.unwrap_or_default();
-    if !found.given_up.is_empty() && !found.differs() {
-        let tables: Vec<String> = found.given_up.into_iter().collect();
+    let given_up = found.map(|found| found.given_up).unwrap_or_default();
+    let differences = findings.verdict().map_err(|once| {
+        format!(
+            "a snapshot differs, and no later one could be compared: {}{}; try again",
+            once.join("; "),
+            hindrance
+                .as_ref()
+                .map_or_else(String::new, |why| format!(" ({why})"))
+        )
+    })?;
+    if differences.is_empty() && !given_up.is_empty() {
+        let tables: Vec<String> = given_up.into_iter().collect();
         return Err(format!(
             "others wait for locks of tables that are being compared, and get them: {}; try again",
             tables.join(", ")
         ));
     }
+    if let Some(why) = hindrance.filter(|_| differences.is_empty()) {
+        return Err(why);
+    }
     verdict.tables = compared.len() as u64;
     verdict.rows = compared.values().sum();
-    let differences = found.differences.into_values().chain(found.defined);
-    verdict.differences = differences.collect();
+    verdict.differences = differences;
     verdict.equal = verdict.differences.is_empty();
     Ok(verdict)
 }
@@ -130,7 +164,7 @@ async fn compare_members(hub: &Hub, patience: Duration) -> Result<Verdict, Strin
 /// Compares snapshots of this moment.
 async fn compare_once(
     hub: &Hub,
-    patience: Duration,
+    patience: Patience,
     before: Option<&Found>,
     verdict: &mut Verdict,
 ) -> Result<Found, String> {
@@ -156,24 +190,39 @@ fn must_be_primary(hub: &Hub) -> Result<(), String> {
     }
 }
 
-/// Takes both snapshots at one position of the log; says which, and for how long writers were held.
-async fn hold(hub: &Hub, pair: &mut Pair, patience: Duration) -> Result<(u64, Duration), String> {
-    // Nobody is held for a standby that is not there.
-    let deadline = Instant::now() + patience;
-    while !hub.look(|manager| manager.follower().is_some_and(|(_, is_standby)| is_standby)) {
+/// Waits until there is a standby, and nobody who writes would have to wait for a transaction that is open for long.
+async fn must_be_free(hub: &Hub, patience: Patience) -> Result<(), String> {
+    let deadline = Instant::now() + patience.free;
+    loop {
         must_be_primary(hub)?;
+        let has_standby = hub.look(|manager| manager.follower().is_some_and(|(_, is)| is));
+        let age = hub.oldest_under_way();
+        if has_standby && age <= patience.age {
+            return Ok(());
+        }
         if Instant::now() > deadline {
-            return Err("there is no standby that has everything".to_owned());
+            return Err(match has_standby {
+                true => format!(
+                    "transactions are open for too long, the oldest for {} s; end it, or try again",
+                    age.as_secs()
+                ),
+                false => "there is no standby that has everything".to_owned(),
+            });
         }
         tokio::time::sleep(Duration::from_millis(10)).await;
     }
+}
+
+/// Takes both snapshots at one position of the log; says which, and for how long writers were held.
+async fn hold(hub: &Hub, pair: &mut Pair, patience: Patience) -> Result<(u64, Duration), String> {
+    must_be_free(hub, patience).await?;
     let _gate = hub.verifications.gate.lock().await;
     must_be_primary(hub)?;
     let started = Instant::now();
     hub.close_gate();
     // A member that hangs answers nothing, and nobody waits for that.
-    let until = started + patience + Duration::from_secs(1);
-    let held = tokio::time::timeout_at(until, hold_rows(hub, pair, started + patience));
+    let until = started + patience.held + Duration::from_secs(1);
+    let held = tokio::time::timeout_at(until, hold_rows(hub, pair, started + patience.held));
     let held = held
         .await
         .unwrap_or_else(|_| Err("a member does not answer in time".to_owned()));
