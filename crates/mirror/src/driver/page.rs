@@ -52,7 +52,7 @@ fn verdict(own: &Status, other: Option<&Status>) -> (&'static str, String) {
     if let Some(one) = all().find(|one| one.difference.is_some() && one.role != Role::Primary) {
         return (
             "bad",
-            format!("The member of {} differs, and is made anew.", one.name),
+            format!("The member of {} differs, and is set aside.", one.name),
         );
     }
     if primary.verified.as_ref().is_some_and(|one| !one.equal) {
@@ -150,6 +150,14 @@ fn place(difference: &str) -> &str {
     difference.split(':').next().unwrap_or_default()
 }
 
+/// Advice on a state. Any other reason has texts of the member's, which may name tables and values.
+fn advised(role: Role, text: &str) -> String {
+    match role {
+        Role::Recovering(why) if why.is_set_aside() || why == Why::Mirrored => text.to_owned(),
+        _ => "It does not get on; understudy mirror status says why.".to_owned(),
+    }
+}
+
 fn card(status: Option<&Status>) -> String {
     let Some(status) = status else {
         return "<li class=\"card quiet\"><div class=\"top\"><h3>the other manager</h3>\
@@ -165,13 +173,16 @@ fn card(status: Option<&Status>) -> String {
         let at = place(why);
         format!("It differs at {at}; understudy mirror status says what it has done there.")
     });
-    let unverified = status
-        .unverified
-        .as_ref()
-        .map(|why| format!("The members cannot be compared now: {why}."));
+    let unverified = status.unverified.is_some().then_some(
+        "The members cannot be compared now; understudy mirror status says why.".to_owned(),
+    );
+    let advice = status
+        .advice
+        .as_deref()
+        .map(|text| advised(status.role, text));
     let notes: String = difference
         .iter()
-        .chain(&status.advice)
+        .chain(&advice)
         .chain(&unverified)
         .map(|note| format!("<p class=\"note bad\">{}</p>", text(note)))
         .collect();
@@ -251,11 +262,23 @@ mod tests {
         verified.equal = false;
         verified.differences = vec!["table secret".to_owned()];
         north.verified = Some(verified);
-        north.unverified = Some("transactions are open for too long".to_owned());
+        north.unverified = Some("others wait for locks of tables: secret".to_owned());
         let page = html(&north, None);
         assert!(page.contains("The members were compared, and differ."));
         assert!(page.contains("different at 2023") && !page.contains("secret"));
-        assert!(page.contains("cannot be compared now: transactions are open"));
+        assert!(page.contains("cannot be compared now; understudy mirror status says why"));
+    }
+
+    /// Reasons have what the member has said, with names of tables and roles.
+    // hazard: MIRROR-21
+    #[test]
+    fn reasons_of_the_member_are_told_without_its_texts() {
+        for role in [Role::Standby, Role::Recovering(Why::Behind)] {
+            let mut south = status("south", role);
+            south.advice = Some("the member cannot be filled: table secret".to_owned());
+            let page = html(&status("north", Role::Primary), Some(&south));
+            assert!(page.contains("does not get on") && !page.contains("secret"));
+        }
     }
 
     #[test]
