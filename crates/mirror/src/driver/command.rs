@@ -417,4 +417,17 @@ pub(super) mod tests {
             unverified: None,
         }
     }
+    /// Metrics of a manager that has compared nothing have no time of a comparison, so an alarm of its age alone is silent.
+    #[test]
+    fn alarm_of_members_that_are_not_compared_hears_of_those_that_never_were() {
+        let rules = include_str!("../../../../packaging/monitoring/alerts.yml");
+        let (_, rule) = rules
+            .split_once("alert: MirrorNotCompared")
+            .expect("it is there");
+        let rule: Vec<&str> = rule.split_whitespace().collect();
+        let rule = rule.join(" ");
+        let never = "or max by (job) (understudy_mirror_logged_transaction) > 0 \
+            unless on (job) max by (job) (understudy_mirror_verified_timestamp_seconds)";
+        assert!(rule.contains(never), "{rule}");
+    }
 }
