@@ -2,6 +2,8 @@
 
 use std::net::SocketAddr;
 use std::path::PathBuf;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
 use proxy::config::{ServerTls, TlsConfig};
@@ -131,10 +133,10 @@ fn default_retain() -> u64 {
 /// Where a member is, and who logs in.
 #[derive(Debug, Clone)]
 pub struct Target {
-    /// A name, an address, or the directory of a socket.
-    pub host: String,
-    /// Its port.
-    pub port: u16,
+    /// Hosts (a name, an address, or the directory of a socket) and ports. A cluster has several.
+    pub hosts: Vec<(String, u16)>,
+    /// The one that accepted writes last. Clones share it.
+    pub writable: Arc<AtomicUsize>,
     /// A superuser.
     pub user: String,
     /// Its password, if it needs one.
@@ -151,6 +153,34 @@ pub struct Target {
 const ELSEWHERE: &str = "template1";
 
 impl Target {
+    /// The server that accepted writes last.
+    pub fn place(&self) -> (&str, u16) {
+        let (host, port) = &self.hosts[self.writable.load(Ordering::Relaxed)];
+        (host, *port)
+    }
+
+    /// Its hosts as they are to be tried: the one that accepted writes last is the first.
+    pub fn candidates(&self) -> impl Iterator<Item = usize> {
+        let (first, count) = (self.writable.load(Ordering::Relaxed), self.hosts.len());
+        (0..count).map(move |step| (first + step) % count)
+    }
+
+    /// Address of a candidate, as a dialer takes it.
+    pub fn address(&self, candidate: usize) -> String {
+        let (host, port) = &self.hosts[candidate];
+        format!("{host}:{port}")
+    }
+
+    /// True if it is a cluster, of which one server accepts writes.
+    pub fn is_cluster(&self) -> bool {
+        self.hosts.len() > 1
+    }
+
+    /// Notes that this candidate accepts writes.
+    pub fn found_writable(&self, candidate: usize) {
+        self.writable.store(candidate, Ordering::Relaxed);
+    }
+
     /// The same server's database that is always there.
     pub fn elsewhere(&self) -> Target {
         Target {
@@ -168,11 +198,25 @@ impl Target {
         let parsed: tokio_postgres::Config = text
             .parse()
             .map_err(|error: tokio_postgres::Error| refused(error.to_string()))?;
-        let host = match parsed.get_hosts().first() {
-            Some(tokio_postgres::config::Host::Tcp(host)) => host.clone(),
-            Some(tokio_postgres::config::Host::Unix(path)) => path.display().to_string(),
-            None => return Err(refused("name the host: host=10.0.0.1".to_owned())),
-        };
+        let names = parsed.get_hosts().iter().map(|host| match host {
+            tokio_postgres::config::Host::Tcp(host) => host.clone(),
+            tokio_postgres::config::Host::Unix(path) => path.display().to_string(),
+        });
+        // As libpq: one port for all hosts, or one for each.
+        let ports = parsed.get_ports();
+        let port = |at: usize| ports.get(at).or(ports.first()).copied().unwrap_or(5432);
+        let hosts: Vec<_> = names
+            .enumerate()
+            .map(|(at, name)| (name, port(at)))
+            .collect();
+        if hosts.is_empty() {
+            return Err(refused("name the host: host=10.0.0.1".to_owned()));
+        }
+        if ports.len() > 1 && ports.len() != hosts.len() {
+            return Err(refused(
+                "there are as many ports as hosts, or one".to_owned(),
+            ));
+        }
         let user = parsed
             .get_user()
             .ok_or_else(|| refused("name the user: user=postgres".to_owned()))?;
@@ -183,8 +227,8 @@ impl Target {
             .get_password()
             .map(|password| String::from_utf8_lossy(password).into_owned());
         Ok(Target {
-            host,
-            port: parsed.get_ports().first().copied().unwrap_or(5432),
+            hosts,
+            writable: Arc::default(),
             user: user.to_owned(),
             password,
             database: database.to_owned(),
@@ -198,13 +242,22 @@ impl Target {
 
     /// Connection options for PostgreSQL's programs.
     pub fn environment(&self) -> Vec<(&'static str, String)> {
+        let hosts: Vec<&str> = self.hosts.iter().map(|(host, _)| host.as_str()).collect();
+        let ports: Vec<String> = self
+            .hosts
+            .iter()
+            .map(|(_, port)| port.to_string())
+            .collect();
         let mut environment = vec![
-            ("PGHOST", self.host.clone()),
-            ("PGPORT", self.port.to_string()),
+            ("PGHOST", hosts.join(",")),
+            ("PGPORT", ports.join(",")),
             ("PGUSER", self.user.clone()),
             ("PGDATABASE", self.database.clone()),
             ("PGSSLMODE", self.tls.mode.name().to_owned()),
         ];
+        if self.is_cluster() {
+            environment.push(("PGTARGETSESSIONATTRS", "read-write".to_owned()));
+        }
         let root = self.tls.root.as_ref();
         environment.extend(root.map(|root| ("PGSSLROOTCERT", root.display().to_string())));
         environment.extend(
@@ -357,12 +410,30 @@ mod tests {
     #[test]
     fn members_are_named_as_libpq_does() {
         let config = Config::parse(SMALLEST).expect("valid");
-        assert_eq!(config.target().expect("valid").host, "/tmp");
+        assert_eq!(config.target().expect("valid").place(), ("/tmp", 5432));
         let other = config.other_target().expect("valid");
         assert_eq!(
-            (other.host.as_str(), other.port, other.password.as_deref()),
-            ("b", 5433, Some("x"))
+            (other.place(), other.password.as_deref()),
+            (("b", 5433), Some("x"))
         );
+    }
+
+    /// Only the first host was used, which a takeover of the cluster makes a standby.
+    #[test]
+    fn every_host_of_a_cluster_is_tried_from_the_writable_one_on() {
+        let tls = ServerTls::default();
+        let parse = |text: &str| Target::parse("member", text, &tls);
+        let target = parse("host=a,b,c port=1,2,3 user=postgres dbname=app").expect("valid");
+        let clone = target.clone();
+        clone.found_writable(1);
+        let tried: Vec<String> = target.candidates().map(|at| target.address(at)).collect();
+        assert_eq!(tried, ["b:2", "c:3", "a:1"]);
+        assert_eq!(target.place(), ("b", 2));
+        let environment = target.environment();
+        assert!(environment.contains(&("PGTARGETSESSIONATTRS", "read-write".to_owned())));
+        let one_port = parse("host=a,b port=7 user=postgres dbname=app").expect("valid");
+        assert_eq!(one_port.address(1), "b:7");
+        assert!(parse("host=a,b,c port=1,2 user=postgres dbname=app").is_err());
     }
 
     #[test]

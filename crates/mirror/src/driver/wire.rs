@@ -241,9 +241,13 @@ pub fn fields(row: &[u8]) -> Vec<Option<&[u8]>> {
     fields
 }
 
-/// Connects to where a member is.
+/// Connects to where a member was found to accept writes.
 pub async fn dial(target: &Target) -> io::Result<Socket> {
-    let address = format!("{}:{}", target.host, target.port);
+    let (host, port) = target.place();
+    dial_address(target, format!("{host}:{port}")).await
+}
+
+async fn dial_address(target: &Target, address: String) -> io::Result<Socket> {
     let dialed = tokio::time::timeout(CONNECT_TIMEOUT, target.dialer.dial(&address)).await;
     match dialed.map_err(|_| io::Error::from(io::ErrorKind::TimedOut))? {
         Err(DialError::Socket(error)) => Err(error),
@@ -320,8 +324,28 @@ impl Postgres {
         application: &str,
         more: &[(&str, &str)],
     ) -> Result<Postgres, WireError> {
+        let mut failed = None;
+        for candidate in target.candidates() {
+            match Postgres::connect_to(target, candidate, application, more).await {
+                Ok(postgres) => {
+                    target.found_writable(candidate);
+                    return Ok(postgres);
+                }
+                Err(error) => failed = Some(error),
+            }
+        }
+        Err(failed.unwrap_or_else(|| io::Error::from(io::ErrorKind::NotFound).into()))
+    }
+
+    /// Logs in at one of its servers.
+    async fn connect_to(
+        target: &Target,
+        candidate: usize,
+        application: &str,
+        more: &[(&str, &str)],
+    ) -> Result<Postgres, WireError> {
         let mut postgres = Postgres {
-            wire: Wire::new(dial(target).await?),
+            wire: Wire::new(dial_address(target, target.address(candidate)).await?),
         };
         let parameters = [
             ("user", target.user.as_str()),
@@ -337,8 +361,18 @@ impl Postgres {
         let entering = postgres.enter(target);
         let entered = tokio::time::timeout(CONNECT_TIMEOUT, entering).await;
         entered.map_err(|_| io::Error::from(io::ErrorKind::TimedOut))??;
-        let set = tokio::time::timeout(CONNECT_TIMEOUT, postgres.query(OWN_SETTINGS)).await;
-        set.map_err(|_| io::Error::from(io::ErrorKind::TimedOut))??;
+        let set = tokio::time::timeout(CONNECT_TIMEOUT, async {
+            if target.is_cluster() {
+                let asked = "SELECT pg_catalog.pg_is_in_recovery()";
+                if postgres.query(asked).await?.value().as_deref() == Some("t") {
+                    let what = "the server is a standby of its cluster";
+                    return Err(io::Error::other(what).into());
+                }
+            }
+            postgres.query(OWN_SETTINGS).await
+        });
+        set.await
+            .map_err(|_| io::Error::from(io::ErrorKind::TimedOut))??;
         Ok(postgres)
     }
 

@@ -1,16 +1,19 @@
 //! `understudy mirror` as real processes: managers, members and machines are lost under load.
 
+use std::collections::BTreeSet;
 use std::path::Path;
 use std::process::{Command, Output, Stdio};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, ensure};
-use cluster::clients::session::connect;
-use cluster::mirror::{DATABASE, Mirror, Options};
+use cluster::clients::schema::Server;
+use cluster::clients::session::{self, connect};
+use cluster::mirror::{DATABASE, Mirror, NAMES, Options};
 use cluster::programs;
 use cluster::scratch::Scratch;
 use serde_json::Value;
 
+use crate::slots;
 use crate::stage::{TIMEOUT, program};
 
 /// The primary's machine is lost with its disk, and comes back; then whatever else the seed chooses.
@@ -180,4 +183,120 @@ async fn an_upgrade_without_a_newer_member_is_refused_with_lines_to_copy() -> Re
     );
     tokio::task::block_in_place(|| mirror.shutdown());
     scratch.succeed()
+}
+
+/// A member that is a cluster: its slot, and what it has of the mirror, go through takeovers.
+// hazard: SL1
+#[tokio::test(flavor = "multi_thread")]
+#[ignore = "system test: make test-system"]
+async fn a_member_that_is_a_cluster_fails_over() -> Result<()> {
+    let bin = programs::find(None)?;
+    let mut stage = slots::decoding("mirrored-cluster", &bin).await?;
+    stage.load.take().context("no load")?.stop().await;
+    stage.stop_churn().await;
+    let cluster = slots::active(&mut stage).await?;
+    let made = format!("CREATE DATABASE {DATABASE}");
+    cluster.batch_execute(&made).await?;
+
+    let mut options = Options::new(&stage.path().join("mirror"), &bin, program());
+    std::fs::create_dir(&options.dir)?;
+    options.parameters.clear();
+    let mut mirror = Mirror::prepare(options).await?;
+    let stock = conninfo(&[mirror.member(0)]);
+    let servers = stage.cluster.names().map(|name| stage.cluster.server(name));
+    let servers = servers.collect::<Result<Vec<_>>>()?;
+    let member = format!("{} target_session_attrs=read-write", conninfo(&servers));
+    for name in NAMES {
+        let file = stage.path().join(format!("mirror/{name}.toml"));
+        let text = std::fs::read_to_string(&file)?;
+        ensure!(text.contains(&stock), "{text}");
+        std::fs::write(&file, text.replace(&stock, &member))?;
+    }
+    mirror.start(TIMEOUT).await?;
+    // The cluster wants a proof, which the managers pass on.
+    let mut application = mirror.any_writable();
+    application.password(servers[0].password.as_deref().unwrap_or_default());
+    let client = connect(&application).await?;
+    client
+        .batch_execute("CREATE TABLE seen (number int PRIMARY KEY)")
+        .await?;
+    let (stop, stopped) = tokio::sync::watch::channel(false);
+    let writes = tokio::spawn(write(application.clone(), stopped));
+    for _ in 0..3 {
+        let (dead, _) = stage.kill_active().await?;
+        stage.cluster.wait_active(TIMEOUT).await?;
+        stage.cluster.start_node(&dead)?;
+        stage.cluster.wait_follows(&dead, TIMEOUT).await?;
+        mirror.settle(TIMEOUT).await?;
+        tokio::time::sleep(Duration::from_secs(1)).await;
+    }
+    stop.send_replace(true);
+    let acknowledged = writes.await?;
+    ensure!(acknowledged.len() > 50, "{} writes", acknowledged.len());
+    let deadline = Instant::now() + TIMEOUT;
+    let verdict = loop {
+        match mirror.verdict().await? {
+            Some(verdict) => break verdict,
+            None => ensure!(Instant::now() < deadline, "the members cannot be compared"),
+        }
+    };
+    ensure!(verdict["equal"] == true, "{verdict:#}");
+    let numbers = |row: tokio_postgres::Row| row.get::<_, i32>(0);
+    let client = connect(&application).await?;
+    let rows = client.query("SELECT number FROM seen", &[]).await?;
+    let rows: BTreeSet<i32> = rows.into_iter().map(numbers).collect();
+    let lost: Vec<_> = acknowledged.difference(&rows).collect();
+    ensure!(lost.is_empty(), "{lost:?}");
+    tokio::task::block_in_place(|| mirror.shutdown());
+    stage.end().await
+}
+
+/// A connection string of the mirrored database at these servers.
+fn conninfo(servers: &[Server]) -> String {
+    let hosts: Vec<&str> = servers.iter().map(|server| server.host.as_str()).collect();
+    let ports: Vec<String> = servers
+        .iter()
+        .map(|server| server.port.to_string())
+        .collect();
+    let mut text = format!(
+        "host={} port={} user={} dbname={DATABASE}",
+        hosts.join(","),
+        ports.join(","),
+        servers[0].user
+    );
+    if let Some(password) = &servers[0].password {
+        text.push_str(&format!(" password={password}"));
+    }
+    text
+}
+
+/// Inserts one number after the other until it is told to stop. Returns those that were acknowledged.
+async fn write(
+    server: tokio_postgres::Config,
+    stopped: tokio::sync::watch::Receiver<bool>,
+) -> BTreeSet<i32> {
+    let mut acknowledged = BTreeSet::new();
+    let mut client = None;
+    for number in 1.. {
+        if *stopped.borrow() {
+            break;
+        }
+        let session = match client.take() {
+            Some(session) => session,
+            None => match session::connect_any(&server, Duration::from_secs(5)).await {
+                Some(session) => session,
+                None => continue,
+            },
+        };
+        let text = format!("INSERT INTO seen VALUES ({number})");
+        let done = tokio::time::timeout(Duration::from_secs(20), session.batch_execute(&text));
+        if let Ok(Ok(())) = done.await {
+            acknowledged.insert(number);
+        }
+        if !session.is_closed() {
+            client = Some(session);
+        }
+        tokio::time::sleep(Duration::from_millis(20)).await;
+    }
+    acknowledged
 }

@@ -19,7 +19,8 @@ fn major(side: &Side) -> &str {
 
 fn lines(side: &Side, target: &Target, new: &str) -> Vec<String> {
     let old = major(side);
-    let (manager, host, port) = (&side.manager, &target.host, target.port);
+    let manager = &side.manager;
+    let (host, port) = target.place();
     let role = role(target);
     // Debian starts at boot whatever start.conf says, which systemctl disable does not change.
     let text = format!(
@@ -49,7 +50,7 @@ fn lines(side: &Side, target: &Target, new: &str) -> Vec<String> {
 /// The line that gives an empty server the role that managers log in as. PostgreSQL's own is there, and may need a password. It comes
 /// before the old pg_hba.conf, which may let nobody in without one.
 fn role(target: &Target) -> String {
-    let (port, user) = (target.port, &target.user);
+    let ((_, port), user) = (target.place(), &target.user);
     let password = "# the password that the managers' files have";
     match (user.as_str(), &target.password) {
         ("postgres", None) => String::new(),
