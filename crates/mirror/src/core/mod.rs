@@ -4,6 +4,7 @@
 //! come from a member (`pgoutput`, `stream`), what a member has of the log (`ledger`), who may serve (`manager`), and which sessions go on
 //! elsewhere (`gate`, `moving`).
 
+pub mod cancelled;
 pub mod captured;
 pub mod catalog;
 pub mod class;

@@ -16,6 +16,7 @@ use super::config::Target;
 use super::hub::Hub;
 use super::rows::NAME;
 use super::wire::{Postgres, WireError};
+use crate::core::cancelled::Cancelled;
 
 /// Circles are looked for so often.
 const EVERY: Duration = Duration::from_millis(500);
@@ -48,11 +49,12 @@ async fn look(hub: &Hub, target: &Target) -> Result<(), WireError> {
         let mut freed = 0;
         for pid in ask(&mut session, &holders).await? {
             // Its session knows beforehand that an answer says nothing of the log.
-            hub.cancels.cancels(pid);
+            hub.cancels.tell(pid, Cancelled::sent);
             let cancelled = format!(
                 "SELECT pid FROM pg_catalog.pg_stat_get_activity({pid}) WHERE wait_event = 'SyncRep' AND pg_catalog.pg_cancel_backend(pid)"
             );
             freed += ask(&mut session, &cancelled).await?.len();
+            hub.cancels.tell(pid, Cancelled::arrived);
         }
         if freed > 0 {
             tracing::warn!(

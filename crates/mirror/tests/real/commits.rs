@@ -6,6 +6,7 @@ use mirror::driver::peer::Question;
 use tokio_postgres::Client;
 
 use crate::returns::is_rewound;
+use crate::server::psql;
 use crate::site::{Site, connect, run, value};
 
 const SCHEMA: &str = "CREATE TABLE t (id int PRIMARY KEY, a text)";
@@ -151,4 +152,26 @@ fn a_commit_that_was_undone_has_not_happened() {
     assert_eq!(committed(&site, &token).as_deref(), Some("f"));
     assert_eq!(committed(&site, &logged).as_deref(), Some("t"));
     assert_eq!(site.must_be_equal().rows, 1);
+}
+
+/// The warning of a cancelled wait was not among the messages of such a session, and its client was told of a commit that the log lacked.
+#[test]
+fn a_cancelled_wait_is_noticed_where_the_client_sees_no_warnings() {
+    let site = Site::start("");
+    let client = site.connect();
+    run(&site, &client, SCHEMA);
+    let begin = "SET client_min_messages = error; BEGIN; INSERT INTO t VALUES (1, 'a')";
+    run(&site, &client, begin);
+    let member = site.member(site.who_serves());
+    let cancel = "SELECT count(pg_cancel_backend(pid)) FROM pg_stat_activity WHERE wait_event = 'SyncRep' AND query = 'COMMIT'";
+    site.hold_log(true);
+    let committing = commits(&site, client);
+    site.wait("it waits, and is cancelled", || {
+        psql(&member, cancel).as_deref() == Ok("1")
+    });
+    std::thread::sleep(Duration::from_millis(500));
+    assert!(!committing.is_finished(), "the log does not have it");
+    site.hold_log(false);
+    ends(&site, committing);
+    site.must_be_equal();
 }

@@ -18,6 +18,7 @@ use super::super::rows;
 use super::super::wire::{Said, WireError, status};
 use super::bound::read_parse;
 use super::{End, PENDING_BYTES, Result, Session, gone};
+use crate::core::cancelled::hides_warnings;
 use crate::rows::shared;
 
 /// A text that says a refusal in place of another one: it fails where that would, and the session goes on.
@@ -197,7 +198,8 @@ impl Session {
     }
 
     /// A text as the member is to execute it; nothing if that is the text itself.
-    fn carried(&self, text: &str) -> Option<String> {
+    fn carried(&mut self, text: &str) -> Option<String> {
+        self.hides_warnings |= hides_warnings(text);
         let is_single = self.hub.config.single;
         if is_show_token(text) {
             return Some(if is_single { NO_TOKEN } else { TOKEN }.to_owned());
@@ -241,12 +243,11 @@ impl Session {
         match message[0] {
             // The server's warning may not be among the messages that the client wants.
             b'C' | b'Z'
-                if self.cancel.was_cancelled.load(Ordering::Acquire)
+                if (self.hides_warnings || self.cancel.requests.lock().is_possible())
                     && ends_transaction(message) =>
             {
                 if message[0] == b'Z' {
                     self.check_lease().map_err(|end| self.unanswered(end))?;
-                    self.cancel.was_cancelled.store(false, Ordering::Release);
                 }
                 if !self.hub.config.single {
                     self.wait_for_log().await?;
@@ -279,6 +280,9 @@ impl Session {
                 texts
                     .iter()
                     .for_each(|text| self.note_text(text, was_failed));
+            }
+            if self.is_between() {
+                self.cancel.requests.lock().answered();
             }
             if self.status == b'I' {
                 self.direct.portals.clear();

@@ -31,6 +31,7 @@ use tokio::sync::watch;
 
 use super::hub::{Hub, Inside};
 use super::wire::{Reply, Wire, WireError, reply};
+use crate::core::cancelled::hides_warnings;
 use crate::core::manager::Life;
 
 use login::Secret;
@@ -98,6 +99,8 @@ pub struct Session {
     direct: Direct,
     /// With this it is cancelled.
     cancel: Arc<Cancel>,
+    /// The client may not see a warning, so each of its commits is taken for one that was cancelled.
+    hides_warnings: bool,
     /// The client's first message.
     startup: Vec<u8>,
     /// How the client has proved who it is; `None` if its connection is the other manager's.
@@ -118,6 +121,7 @@ impl Session {
             inside: None,
             direct: Direct::default(),
             cancel: entered.cancel,
+            hides_warnings: hides_warnings(&String::from_utf8_lossy(&entered.startup)),
             startup: entered.startup,
             secret: entered.secret,
         }

@@ -11,6 +11,7 @@ use proxy::driver::socket::Socket;
 use super::super::wire::{Wire, reply};
 use super::names::Names;
 use super::{End, Result, Session};
+use crate::core::cancelled::hides_warnings;
 use crate::core::moving::{BONDS, Belongings, Holds, Proved, Statement, may_move};
 
 /// How long the member may take to say what the session has.
@@ -76,6 +77,7 @@ impl Session {
 
     /// Executes statements of which nothing is mirrored. What was prepared may not make sense any more, and then is not there.
     async fn repeat(&mut self, text: &str, must: bool, reported: &mut Vec<BytesMut>) -> Result<()> {
+        self.hides_warnings |= hides_warnings(text);
         for source in pg_query::split_with_parser(text).unwrap_or_default() {
             frontend::query(source, &mut self.server.output)?;
             self.server.flush().await?;

@@ -4,7 +4,7 @@ use std::collections::HashMap;
 use std::io;
 use std::net::SocketAddr;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use bytes::{Buf, BufMut, BytesMut};
@@ -19,9 +19,12 @@ use super::super::rows;
 use super::super::wire::{Wire, dial};
 use super::login::{Door, Secret, log_in};
 use super::{End, Session};
+use crate::core::cancelled::Cancelled;
 use crate::core::manager::Life;
 
 const LOGIN_TIMEOUT: Duration = Duration::from_secs(60);
+/// Time in which a member passes a request to cancel on.
+const PASSED_ON_WITHIN: Duration = Duration::from_secs(10);
 
 /// Where a request to cancel goes.
 #[derive(Debug, Clone)]
@@ -36,8 +39,8 @@ pub enum Goes {
 pub struct Cancel {
     /// Where its statements are executed now.
     pub goes: Mutex<Goes>,
-    /// A commit may not have waited for the log: what is answered waits for it.
-    pub was_cancelled: AtomicBool,
+    /// Requests that may have kept a commit from waiting for the log: what is answered waits for it then.
+    pub requests: Mutex<Cancelled>,
 }
 
 /// Sessions by the keys that their clients were given.
@@ -49,20 +52,20 @@ impl Cancels {
     pub fn enter(&self, key: Vec<u8>) -> Arc<Cancel> {
         let cancel = Arc::new(Cancel {
             goes: Mutex::new(Goes::Here(key.clone())),
-            was_cancelled: AtomicBool::new(false),
+            requests: Mutex::default(),
         });
         self.0.lock().insert(key, cancel.clone());
         cancel
     }
 
-    /// A process of the member is about to be cancelled.
-    pub fn cancels(&self, pid: u32) {
+    /// Tells the session of a process of the member's that a request to cancel is sent, or has arrived there.
+    pub fn tell(&self, pid: u32, tell: impl Fn(&mut Cancelled)) {
         let is_of = |cancel: &Cancel| match &*cancel.goes.lock() {
             Goes::Here(key) => key.starts_with(&pid.to_be_bytes()),
             Goes::There(_) => false,
         };
         for cancel in self.0.lock().values().filter(|cancel| is_of(cancel)) {
-            cancel.was_cancelled.store(true, Ordering::Release);
+            tell(&mut cancel.requests.lock());
         }
     }
 
@@ -249,14 +252,30 @@ pub async fn cancel(hub: &Hub, key: &[u8]) -> io::Result<()> {
     if !hub.config.single && rows::waits_for_log(&hub.member, &key).await {
         return Ok(());
     }
-    session.was_cancelled.store(true, Ordering::Release);
+    session.requests.lock().sent();
+    pass_on(hub, &key).await?;
+    session.requests.lock().arrived();
+    Ok(())
+}
+
+/// Sends a request to cancel, and waits until the member has passed it on: it closes the connection then.
+///
+/// # Errors
+/// If it is not known that it has.
+async fn pass_on(hub: &Hub, key: &[u8]) -> io::Result<()> {
     let mut server = Wire::new(dial(&hub.member.target).await?);
     server
         .output
         .put_u32(u32::try_from(key.len() + 8).unwrap_or(16));
     server.output.put_u32(CANCEL);
-    server.output.extend_from_slice(&key);
-    server.flush().await
+    server.output.extend_from_slice(key);
+    server.flush().await?;
+    match tokio::time::timeout(PASSED_ON_WITHIN, server.receive()).await {
+        Ok(Err(error)) if error.kind() == io::ErrorKind::UnexpectedEof => Ok(()),
+        Ok(Err(error)) => Err(error),
+        Ok(Ok(_)) => Err(io::ErrorKind::InvalidData.into()),
+        Err(_) => Err(io::ErrorKind::TimedOut.into()),
+    }
 }
 
 impl Wire {
