@@ -169,6 +169,9 @@ impl Applier {
     }
 }
 
+/// A right is missing.
+const DENIED: &str = "42501";
+
 /// True if an error says nothing of the statement, and is gone sooner or later: conflicts, missing resources, somebody who has a
 /// lock there or cancels what runs, a server that stops or only reads.
 fn passes(code: &str) -> bool {
@@ -211,6 +214,11 @@ impl Member {
                 }
                 Err(Failed::Wire(WireError::Said(said))) => {
                     last = format!("{}: {}", said.code, said.message);
+                    if said.code == DENIED
+                        && let Some(lacking) = self.lacking(record).await
+                    {
+                        return Applied::Later(format!("{last}: {lacking}"));
+                    }
                     if !passes(&said.code) {
                         return Applied::Differs(last);
                     }
@@ -292,10 +300,36 @@ impl Member {
         }
     }
 
+    /// The right that is missing where a transaction of nothing but rows runs clients' code. At the primary the code ran as whoever has
+    /// written the row, and here as the table's owner: the row is no other one for that.
+    async fn lacking(&self, record: &Record) -> Option<String> {
+        let rows = rows_of(record).ok()?;
+        if rows.defines() {
+            return None;
+        }
+        let owners = self.code_owners(std::slice::from_ref(&rows)).await.ok()?;
+        let is_any = !owners.is_empty();
+        let roles: Vec<String> = owners.iter().map(deputy::code_role).collect();
+        let names: Vec<&str> = owners.iter().map(|owner| owner.name.as_str()).collect();
+        is_any.then(|| {
+            format!(
+                "code of a table (a check, a domain, an index) runs as the table's owner, {}, who lacks a right that the writer had: \
+                 at this member, GRANT a role that has it TO {}",
+                names.join(" or "),
+                roles.join(" or ")
+            )
+        })
+    }
+
     /// True if clients' code runs when these rows are written.
     pub(super) async fn runs_code(&self, all: &[Rows]) -> Result<bool, Failed> {
+        Ok(!self.code_owners(all).await?.is_empty())
+    }
+
+    /// The owners of tables for which clients' code runs when these rows are written.
+    async fn code_owners(&self, all: &[Rows]) -> Result<Vec<CodeOwner>, Failed> {
         let definitions = self.definitions.load(Ordering::Acquire);
-        let mut runs = false;
+        let mut owners = Vec::new();
         for relation in all.iter().flat_map(|rows| &rows.relations) {
             let name = relation.quoted();
             let known = match self.tables.get(definitions, &name) {
@@ -309,9 +343,13 @@ impl Member {
                     table
                 }
             };
-            runs |= known.code_of.is_some();
+            if let Some(owner) = &known.code_of
+                && !owners.contains(owner)
+            {
+                owners.push(owner.clone());
+            }
         }
-        Ok(runs)
+        Ok(owners)
     }
 
     /// The secret with which a deputy's session writes rows; none if it does not, or needs none.

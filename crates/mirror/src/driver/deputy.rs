@@ -124,16 +124,25 @@ pub fn make_writers(member: &Target) -> io::Result<([Deputy; 2], String, String)
     Ok(([deputy(ROWS), deputy(NOBODY)], secret, text))
 }
 
+/// The kind of an owner's role, and what it sees. Each kind has a role of its own: what one needs, the other one must not have.
+fn kind(owner: &CodeOwner) -> (&'static str, &'static str) {
+    match owner.is_forced {
+        true => ("forced", "BYPASSRLS"),
+        false => ("code", "NOBYPASSRLS"),
+    }
+}
+
+/// The role that clients' code runs as when rows of an owner's tables are written: a member of the owner.
+pub fn code_role(owner: &CodeOwner) -> String {
+    format!("{PREFIX}{}_{}", owner.oid, kind(owner).0)
+}
+
 /// The statement by which rows of tables of an owner are written that clients' code runs for, and the statements that make its function:
 /// it runs as a role that is the owner's member, and nobody else's.
 pub fn make_code_writer(owner: &CodeOwner) -> (String, String) {
     let (oid, name) = (owner.oid, escape_identifier(&owner.name));
-    // Each kind has a role of its own: what one needs, the other one must not have.
-    let (kind, sees) = match owner.is_forced {
-        true => ("forced", "BYPASSRLS"),
-        false => ("code", "NOBYPASSRLS"),
-    };
-    let role = format!("{PREFIX}{oid}_{kind}");
+    let (kind, sees) = kind(owner);
+    let role = code_role(owner);
     let function = format!("write_as_{oid}_{kind}");
     let text = format!(
         "SET LOCAL understudy_mirror.own = 'on'; SET LOCAL lock_timeout = '1s'; \

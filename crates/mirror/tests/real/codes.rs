@@ -4,6 +4,7 @@ use std::time::Duration;
 
 use tokio_postgres::Client;
 
+use crate::server::psql;
 use crate::site::{Site, connect, run};
 
 /// A function that on the standby fails if it may do what its owner may not, and leaves what a later statement could fall into.
@@ -143,5 +144,44 @@ fn code_that_rows_run_on_the_standby_reaches_what_its_owner_may() {
     for at in 0..2 {
         assert_eq!(site.status(at).expect("it answers").difference, None);
     }
+    site.must_be_equal();
+}
+
+/// A row that a superuser had written lost the standby: its check runs as the table's owner there, who may not call it.
+#[test]
+fn rows_whose_owner_lacks_a_right_wait_until_somebody_grants_it() {
+    let site = Site::start("");
+    let admin = site.connect();
+    run(
+        &site,
+        &admin,
+        "CREATE ROLE app; CREATE ROLE lib; CREATE TABLE t (id int PRIMARY KEY); \
+         CREATE FUNCTION is_ok(int) RETURNS boolean LANGUAGE plpgsql AS 'BEGIN RETURN true; END'; \
+         ALTER FUNCTION is_ok(int) OWNER TO lib; REVOKE EXECUTE ON FUNCTION is_ok(int) FROM PUBLIC; \
+         ALTER TABLE t ADD CHECK (is_ok(id)); ALTER TABLE t OWNER TO app",
+    );
+    site.settle();
+    site.level();
+    let found = site.check(site.who_serves());
+    let names = found.findings.iter().flat_map(|one| one.names.iter());
+    let called: Vec<&String> = names.filter(|name| name.contains("is_ok(integer)")).collect();
+    assert!(!called.is_empty() && !found.ok, "{found:?}");
+    run(&site, &admin, "INSERT INTO t VALUES (1)");
+    let standby = 1 - site.who_serves();
+    let waits = || {
+        let status = site.status(standby).expect("it answers");
+        assert_eq!(status.difference, None);
+        status.advice.filter(|why| why.contains("lacks a right"))
+    };
+    site.wait("it says what is missing", || waits().is_some());
+    let why = waits().unwrap_or_default();
+    let role = why
+        .split_whitespace()
+        .find(|word| word.starts_with("understudy_as_"));
+    let role = role.unwrap_or_else(|| panic!("no role: {why}"));
+    psql(&site.member(standby), &format!("GRANT lib TO {role}")).expect("it is granted");
+    site.settle();
+    site.must_be_equal();
+    run(&site, &admin, "INSERT INTO t VALUES (2)");
     site.must_be_equal();
 }

@@ -149,6 +149,22 @@ pub(super) const CHECKS: &[Check] = &[
     ),
     of_database(
         Level::Refused,
+        "SELECT DISTINCT format('%s (%s) calls %s', c.oid::regclass, r.rolname, p.oid::regprocedure) FROM pg_class c \
+           JOIN pg_roles r ON r.oid = c.relowner CROSS JOIN LATERAL ( \
+             SELECT 'pg_constraint'::regclass, oid FROM pg_constraint WHERE conrelid = c.oid \
+             UNION ALL SELECT 'pg_class'::regclass, indexrelid FROM pg_index WHERE indrelid = c.oid \
+             UNION ALL SELECT 'pg_attrdef'::regclass, d.oid FROM pg_attrdef d JOIN pg_attribute a ON a.attrelid = d.adrelid \
+               AND a.attnum = d.adnum AND a.attgenerated <> '' WHERE d.adrelid = c.oid \
+             UNION ALL SELECT 'pg_constraint'::regclass, k.oid FROM pg_attribute a JOIN pg_constraint k ON k.contypid = a.atttypid \
+               WHERE a.attrelid = c.oid AND NOT a.attisdropped) code (class, oid) \
+           JOIN pg_depend d ON d.classid = code.class AND d.objid = code.oid AND d.refclassid = 'pg_proc'::regclass \
+           JOIN pg_proc p ON p.oid = d.refobjid \
+           WHERE c.relkind = 'r' AND c.relnamespace IN (SCHEMAS) AND NOT r.rolsuper AND NOT has_function_privilege(r.oid, p.oid, 'EXECUTE')",
+        "checks, domains, indexes and generated columns run as the table's owner on the standby, who may not call what they need",
+        "GRANT EXECUTE ON FUNCTION ... TO the table's owner.",
+    ),
+    of_database(
+        Level::Refused,
         "SELECT p.partrelid::regclass::text FROM pg_partitioned_table p JOIN pg_attribute a ON a.attrelid = p.partrelid \
            AND a.attnum = ANY (p.partattrs) JOIN pg_type t ON t.oid = a.atttypid WHERE p.partstrat = 'h' AND t.typtype = 'e'",
         "hash partitions by an enum are refused: its values have other numbers elsewhere",
@@ -170,6 +186,14 @@ pub(super) const CHECKS: &[Check] = &[
            WHERE c ~ '^synchronous_commit=(off|local)$' AND (d.oid IS NULL OR d.datname = current_database())",
         "commits do not wait for the log (synchronous_commit): a takeover may lose them",
         "ALTER ROLE or DATABASE ... RESET synchronous_commit.",
+    ),
+    of_database(
+        Level::Advice,
+        "SELECT concat_ws(' in ', coalesce(nullif(setrole, 0)::regrole::text, 'all roles'), d.datname) FROM pg_db_role_setting s \
+           LEFT JOIN pg_database d ON d.oid = s.setdatabase CROSS JOIN unnest(setconfig) c \
+           WHERE c ~* '^client_min_messages=(error|fatal|panic)$' AND (d.oid IS NULL OR d.datname = current_database())",
+        "warnings are hidden (client_min_messages): the manager does not hear of a commit whose wait for the log pg_cancel_backend ends",
+        "ALTER ROLE or DATABASE ... RESET client_min_messages; sessions that set it themselves are watched.",
     ),
     of_database(
         Level::Advice,
