@@ -432,9 +432,9 @@ async fn run_peers(args: cli::BenchPeers) -> anyhow::Result<Code> {
     Ok(verdict(report.lost_by_understudy() == 0))
 }
 
-/// What is run by how many clients.
-fn loads(args: &cli::BenchPeers) -> Vec<(peers::Mode, u16)> {
+fn modes_and_clients(args: &cli::BenchPeers) -> Vec<(peers::Mode, u16)> {
     let modes = match args.common.quick && args.load.is_empty() {
+        _ if args.subscriber => Vec::new(),
         true => vec![peers::Mode::ReadWrite, peers::Mode::ReadOnly],
         false => all_unless_given(args.load.clone()),
     };
@@ -447,9 +447,8 @@ fn loads(args: &cli::BenchPeers) -> Vec<(peers::Mode, u16)> {
         peers::Mode::ReadWrite => args.clients.clone(),
         _ => vec![args.other_clients],
     };
-    modes
-        .flat_map(|mode| clients(mode).into_iter().map(move |n| (mode, n)))
-        .collect()
+    let loads = modes.flat_map(|mode| clients(mode).into_iter().map(move |n| (mode, n)));
+    loads.collect()
 }
 
 /// Measures; what the file has afterwards. `None` if interrupted.
@@ -463,10 +462,7 @@ async fn measure_peers(args: &cli::BenchPeers) -> anyhow::Result<Option<Vec<peer
         understudy: understudy()?,
         systems: all_unless_given(args.system.clone()),
         rounds: either(args.runs.rounds, 1, 5),
-        loads: match args.subscriber {
-            true => Vec::new(),
-            false => loads(args),
-        },
+        loads: modes_and_clients(args),
         seconds: either(args.runs.seconds, 5, 70),
         loss_clients: args.loss_clients,
         before: seconds(6, 30),

@@ -57,7 +57,7 @@ pub struct Loss {
     /// From then on until the active could be lost again, if that came in time.
     #[serde(default)]
     pub protected_ms: Option<f64>,
-    /// What a subscriber to the prober's rows saw, if there was one.
+    /// Results of a subscriber to the prober's rows, if there was one.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub subscriber: Option<Subscribed>,
 }

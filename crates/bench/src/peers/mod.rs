@@ -38,8 +38,8 @@ use patroni::Patroni;
 pub use record::{Finding, Record, Setting, append, read};
 pub use report::Report;
 use single::Single;
-use subscriber::Subscriber;
 pub use subscriber::Subscribed;
+use subscriber::Subscriber;
 pub use system::Kind;
 use system::{Machines, OTHER_CORE, System};
 pub use tpcc::is_there as has_go_tpc;
@@ -216,7 +216,7 @@ async fn visit(
     }
     if options.loss_clients > 0 {
         let subscriber = match options.subscriber {
-            true => Some(Subscriber::start(options, dir, system.as_mut()).await?),
+            true => Some(Subscriber::start(&options.bin, dir, &system.servers()).await?),
             false => None,
         };
         found(Finding::Loss {

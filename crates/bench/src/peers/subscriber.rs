@@ -19,17 +19,17 @@ use serde::{Deserialize, Serialize};
 use tokio_postgres::Client;
 
 use super::probe::TABLE;
-use super::system::System;
-use super::{Options, TIMEOUT};
 
 /// The name of the slot, of the publication and of the subscription.
 pub(super) const SLOT: &str = "subscriber";
 /// The first major version with failover slots.
 const FAILOVER_SLOTS_FROM: u32 = 17;
+/// How long the servers may take to have the slot.
+const SLOT_WITHIN: Duration = Duration::from_secs(120);
 /// How long the subscriber may take to have what the active has.
 const CATCHES_UP_WITHIN: Duration = Duration::from_secs(60);
 
-/// What the subscriber saw of a loss.
+/// A loss of the active as the subscriber saw it.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
 pub struct Subscribed {
     /// The longest time without a row.
@@ -40,27 +40,21 @@ pub struct Subscribed {
     pub unexpected: u64,
 }
 
-/// See the module.
 pub(super) struct Subscriber {
     _stock: Stock,
     client: Client,
 }
 
 impl Subscriber {
-    /// Starts it, and waits until it gets rows and every server of the system has the slot.
-    pub async fn start(
-        options: &Options,
-        dir: &Path,
-        system: &mut dyn System,
-    ) -> anyhow::Result<Subscriber> {
-        let servers = system.servers();
+    /// Starts it, with PostgreSQL's programs in `bin`, and waits until it gets rows and each of `servers` has the slot.
+    pub async fn start(bin: &Path, dir: &Path, servers: &[Server]) -> anyhow::Result<Subscriber> {
         let active = connect(&servers[0].config()).await?;
         let publication = format!("CREATE PUBLICATION {SLOT} FOR TABLE {TABLE}");
         active.batch_execute(&publication).await?;
-        make_slot(&active, &servers, has_failover_slots(&options.bin)?).await?;
+        make_slot(&active, servers, has_failover_slots(bin)?).await?;
         let parameters = [("wal_retrieve_retry_interval", "100ms")];
         let parameters = parameters.map(|(name, value)| (name.to_owned(), value.to_owned()));
-        let stock = Stock::start(&dir.join(SLOT), &options.bin, parameters.into()).await?;
+        let stock = Stock::start(&dir.join(SLOT), bin, parameters.into()).await?;
         let client = connect(&stock.server().config()).await?;
         let all = |value: fn(&Server) -> String| servers.iter().map(value).collect::<Vec<_>>();
         let subscribe = format!(
@@ -126,7 +120,7 @@ pub(super) fn has_failover_slots(bin: &Path) -> anyhow::Result<bool> {
 /// Makes the slot if the system does not, and waits until every server has it.
 async fn make_slot(active: &Client, servers: &[Server], failover: bool) -> anyhow::Result<()> {
     let there = format!("SELECT count(*) FROM pg_replication_slots WHERE slot_name = '{SLOT}'");
-    let deadline = Instant::now() + TIMEOUT;
+    let deadline = Instant::now() + SLOT_WITHIN;
     // Patroni makes those of its configuration within seconds.
     tokio::time::sleep(Duration::from_secs(5)).await;
     if active.query_one(&there, &[]).await?.get::<_, i64>(0) == 0 {

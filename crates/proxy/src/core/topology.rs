@@ -20,6 +20,7 @@ pub type NodeName = Arc<str>;
 /// Server that a pool has connections to.
 #[derive(Debug, Clone, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum Place {
+    /// The server that is active, whichever node that is.
     Active,
     /// A standby.
     Standby(NodeName),
