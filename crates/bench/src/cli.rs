@@ -136,7 +136,7 @@ pub struct BenchPeers {
     /// How long and how often.
     #[command(flatten)]
     pub runs: Runs,
-    /// How much data.
+    /// Amount of data.
     #[command(flatten)]
     pub scale: Scale,
     /// Only these systems.
@@ -205,7 +205,7 @@ pub struct BenchPgbench {
     /// How long and how often.
     #[command(flatten)]
     pub runs: Runs,
-    /// How much data.
+    /// Amount of data.
     #[command(flatten)]
     pub scale: Scale,
     /// pgbench's clients.
@@ -239,7 +239,7 @@ pub struct BenchDax {
     /// How long and how often.
     #[command(flatten)]
     pub runs: Runs,
-    /// How much data.
+    /// Amount of data.
     #[command(flatten)]
     pub scale: Scale,
     /// Pictures.
@@ -307,7 +307,7 @@ pub struct BenchFailover {
     /// PostgreSQL.
     #[command(flatten)]
     pub programs: Programs,
-    /// How much data.
+    /// Amount of data.
     #[command(flatten)]
     pub scale: Scale,
     /// Pictures.
@@ -352,7 +352,7 @@ pub struct BenchZones {
     /// PostgreSQL.
     #[command(flatten)]
     pub programs: Programs,
-    /// How much data.
+    /// Amount of data.
     #[command(flatten)]
     pub scale: Scale,
     /// Clients that write.
@@ -383,7 +383,7 @@ pub struct BenchSoak {
     /// PostgreSQL.
     #[command(flatten)]
     pub programs: Programs,
-    /// How much data.
+    /// Amount of data.
     #[command(flatten)]
     pub scale: Scale,
     /// How long the clients run until the kill. Default: 10m.
@@ -424,7 +424,7 @@ pub struct BenchStandby {
     /// PostgreSQL.
     #[command(flatten)]
     pub programs: Programs,
-    /// How much data.
+    /// Amount of data.
     #[command(flatten)]
     pub scale: Scale,
     /// Pictures.

@@ -72,7 +72,7 @@ pub struct Config {
     pub cluster: ClusterConfig,
     /// The node's local directory.
     pub paths: Paths,
-    /// The server.
+    /// The hosted server.
     pub engine: EngineConfig,
     /// The direct channel to other nodes and to the command line.
     pub channel: ChannelConfig,

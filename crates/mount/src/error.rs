@@ -78,7 +78,7 @@ impl Error {
                 "Load the module (modprobe fuse), or start the container with --device /dev/fuse."
             }
             Error::DeviceDenied(_) => {
-                "Let users (chmod 666 /dev/fuse), run as root, or start the container with --device /dev/fuse \
+                "Let users open it (chmod 666 /dev/fuse), run as root, or start the container with --device /dev/fuse \
                  --cap-add SYS_ADMIN."
             }
             Error::HelperMissing => "Install fuse3, or run as root.",

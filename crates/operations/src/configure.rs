@@ -192,7 +192,7 @@ pub enum Edit {
     Replace {
         /// The version that was looked at.
         version: u64,
-        /// The new ones.
+        /// The new settings.
         settings: Settings,
     },
     /// Patches, merged one after the other into whatever there is.

@@ -37,9 +37,9 @@ const RECENT: usize = 1024;
 
 /// Why a connection ends.
 enum End {
-    /// The socket, or the other side's bytes.
+    /// The socket failed, or the client sent malformed bytes.
     Io(io::Error),
-    /// The zone.
+    /// The storage engine failed.
     Engine(EngineError),
     /// The zone takes no more work.
     Stopping,

@@ -35,7 +35,7 @@ const NOTES: &str = "expired";
 /// Rules of what stays.
 #[derive(Debug, Clone)]
 pub struct Policy {
-    /// Which images.
+    /// Rules for the images that stay.
     pub keep: Keep,
     /// For how long any moment can be restored; older images can be restored as they are.
     pub log_for: Duration,
@@ -52,7 +52,7 @@ pub struct Expired {
     pub segments: usize,
     /// Pieces that are gone.
     pub chunks: usize,
-    /// Their bytes.
+    /// Bytes of these pieces.
     pub bytes: u64,
     /// Pieces that no image has, and that go when the grace is over.
     pub noted: usize,

@@ -46,13 +46,13 @@ const MARKER: &str = "understudy.json";
 /// The database that a repository belongs to.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Owner {
-    /// Of the repository.
+    /// Number of the repository's format.
     pub format: u32,
     /// Random, and part of every checksum and seal: objects of another repository are none of this one.
     pub id: String,
     /// PostgreSQL's name of the database.
     pub system_identifier: u64,
-    /// The volume's name.
+    /// Name of the volume that the database is on.
     pub volume: String,
     /// When the volume was made, Unix milliseconds: one that is made of a backup of it goes other ways.
     pub created_unix_ms: u64,

@@ -8,7 +8,7 @@ use sha2::{Digest, Sha256};
 use super::{Repository, busy};
 use crate::error::{Error, Result};
 
-/// How each begins.
+/// First bytes of each object.
 const MAGIC: &[u8; 8] = b"undstdy1";
 const SUM_BYTES: usize = 32;
 /// How hard zstd tries.

@@ -50,7 +50,6 @@ pub(super) const BASELINE_2: Rules = Rules {
     read: Consistency::Quorum,
 };
 
-/// See the module.
 #[derive(Debug, Clone)]
 pub(super) struct Driver(Arc<Inner>);
 

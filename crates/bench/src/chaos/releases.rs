@@ -7,7 +7,6 @@ use std::path::{Path, PathBuf};
 
 use super::faults::Member;
 
-/// See the module.
 #[derive(Debug)]
 pub(super) struct Releases {
     before: PathBuf,

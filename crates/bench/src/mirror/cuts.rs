@@ -26,7 +26,7 @@ use tokio_postgres::{Client, Config, SimpleQueryMessage};
 
 use super::{Options, WITHIN};
 
-/// See the module.
+/// Results of cutting the network.
 #[derive(Debug, Clone, Default, Serialize)]
 pub struct Cuts {
     /// How often the network was cut.

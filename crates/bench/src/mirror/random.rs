@@ -18,10 +18,10 @@ use tokio::process::Command;
 
 use super::{Options, WITHIN};
 
-/// See the module.
+/// Results of random statements.
 #[derive(Debug, Clone, Default, Serialize)]
 pub struct Random {
-    /// How long.
+    /// Duration of the run.
     pub seconds: f64,
     /// Statements that read, and went well.
     pub read: u64,

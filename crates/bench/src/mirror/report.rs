@@ -4,7 +4,7 @@ use std::fmt::Write as _;
 
 use super::Report;
 
-/// See the module.
+/// Tables of a report, as text.
 pub fn table(report: &Report) -> String {
     let mut out = format!(
         "\n  {} processors, {} rounds of {} s; medians\n",

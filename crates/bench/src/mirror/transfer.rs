@@ -13,7 +13,7 @@ use serde::Serialize;
 use super::ways::parameters;
 use super::{Options, WITHIN, start_clients};
 
-/// See the module.
+/// Results of one state transfer.
 #[derive(Debug, Clone, Serialize)]
 pub struct Transfer {
     /// The size of the database.

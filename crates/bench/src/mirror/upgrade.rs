@@ -12,7 +12,7 @@ use super::transfer::longest_pause_ms;
 use super::ways::parameters;
 use super::{Options, WITHIN, start_clients};
 
-/// See the module.
+/// Results of one major upgrade.
 #[derive(Debug, Clone, Serialize)]
 pub struct Upgrade {
     /// The version before.

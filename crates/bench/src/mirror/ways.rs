@@ -22,7 +22,7 @@ use super::{Limit, Options, WITHIN};
 use crate::peers::footprint::cpu_seconds;
 use crate::slice::Slice;
 
-/// See the module.
+/// Way from clients to their database.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, ValueEnum)]
 #[serde(rename_all = "snake_case")]
 pub enum Way {

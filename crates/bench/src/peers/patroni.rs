@@ -27,7 +27,6 @@ const REST_PORT: u16 = 8008;
 const ETCD_CLIENT_PORT: u16 = 2379;
 const ETCD_PEER_PORT: u16 = 2380;
 
-/// See the module.
 pub(super) struct Patroni {
     nodes: Vec<(&'static str, Option<Process>)>,
     etcd: Vec<Process>,

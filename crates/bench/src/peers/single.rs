@@ -11,7 +11,6 @@ use super::system::{Death, Machines, NORTH, System, open_parameters};
 use cluster::clients::schema::Server;
 use cluster::stock::{Place, Stock};
 
-/// See the module.
 pub(super) struct Single {
     stock: Stock,
 }

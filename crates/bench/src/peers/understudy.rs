@@ -16,7 +16,6 @@ use super::{Distance, Options, TIMEOUT};
 use cluster::Cluster;
 use cluster::clients::schema::Server;
 
-/// See the module.
 pub(super) struct Understudy {
     cluster: Cluster,
     standby: bool,

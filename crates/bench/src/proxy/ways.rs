@@ -16,7 +16,7 @@ use cluster::process::Process;
 use nix::unistd::{Pid, Uid};
 use serde::{Deserialize, Serialize};
 
-/// See the module.
+/// Way from clients to their database.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Way {

@@ -13,7 +13,7 @@ use cluster::clients::verify::Check;
 use understudy::demo::takeover::Takeover;
 use understudy::demo::timeline::thousands;
 
-/// See the module.
+/// Results of a soak test.
 #[derive(Debug, Clone, Default, Serialize)]
 pub struct Report {
     /// True if every check holds.

@@ -35,9 +35,9 @@ pub struct CatchUp {
     pub seconds_with_start: f64,
     /// Log replayed in that time, per second.
     pub bytes_per_second: f64,
-    /// Blocks fetched ahead, and those of them that redo read.
+    /// Blocks that were fetched ahead of redo.
     pub fetched: u64,
-    /// See there.
+    /// Blocks that were fetched ahead and that redo read.
     pub used: u64,
     /// Seconds since the start of redo, and the log left to replay.
     pub lag: Vec<(f64, u64)>,

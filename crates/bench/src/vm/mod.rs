@@ -87,7 +87,7 @@ pub struct Options {
 pub struct Report {
     /// What runs the machine's code, and why that.
     pub accelerator: String,
-    /// See there.
+    /// Reason why this accelerator was chosen.
     pub accelerator_reason: String,
     /// Each load in each machine.
     pub cases: Vec<Case>,

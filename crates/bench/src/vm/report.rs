@@ -5,7 +5,7 @@ use std::fmt::Write as _;
 use super::measure::{Case, Measured};
 use super::{Failover, Report};
 
-/// See the module.
+/// Tables of a report, as text.
 pub fn table(report: &Report) -> String {
     let mut out = format!(
         "\n  {}: {}; {} processors, load average {:.1} before; {} rounds of {} s; medians\n",

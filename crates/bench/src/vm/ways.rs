@@ -4,7 +4,7 @@ use std::fmt;
 
 use serde::Serialize;
 
-/// See the module.
+/// Way to protect the machine.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Way {

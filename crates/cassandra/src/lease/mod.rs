@@ -67,9 +67,9 @@ impl Change {
 /// What became of a change.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Answer {
-    /// It was applied.
+    /// The change was applied.
     Applied,
-    /// It was not, and never will be: this is there instead.
+    /// The change was not applied, and never will be: this is stored instead.
     Refused(Option<Row>),
     /// A timeout: it may have been applied, or may be later.
     Unknown,
@@ -109,10 +109,10 @@ impl Terms {
     }
 }
 
-/// True if something may be acknowledged now.
+/// Permission to acknowledge something now.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Gate {
-    /// It may.
+    /// Acknowledge it.
     Open,
     /// Not now: wait for a renewal.
     Shut,

@@ -137,7 +137,7 @@ pub enum EditError {
     Changed {
         /// The version that the edit was made from.
         expected: u64,
-        /// The last one.
+        /// The version that is stored now.
         found: u64,
     },
     /// Somebody else is changing it.

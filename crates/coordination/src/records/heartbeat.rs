@@ -50,9 +50,9 @@ pub struct Heartbeat {
 pub enum ActiveState {
     /// It owns the epoch and does not serve yet.
     TakingOver,
-    /// It serves.
+    /// It accepts writes of clients.
     Serving,
-    /// Its PostgreSQL died: whoever can should take over at once.
+    /// Its PostgreSQL died: a standby should take over at once.
     PostgresDead,
     /// It stopped cleanly. The epoch is free to be followed; `to` is who should, if anybody.
     Released {

@@ -99,12 +99,12 @@ pub enum State {
     Stopped,
 }
 
-/// Which seal an attach starts from.
+/// Seal that an attach starts from.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum SealChoice {
-    /// The last one.
+    /// The last seal.
     Last,
-    /// The one before it: redo failed from the last one (N7).
+    /// The seal before the last one, from which redo failed (N7).
     BeforeLast,
 }
 
@@ -275,9 +275,9 @@ pub struct Machine {
     better: u8,
     /// Why this node takes over, or took over.
     decision: Option<Decision>,
-    /// Whom a handover names.
+    /// Node that a handover names.
     successor: Option<NodeName>,
-    /// Of the active.
+    /// Standbys that this node has while it is the active.
     protection: Protection,
     /// Failures in a row.
     failures: u32,

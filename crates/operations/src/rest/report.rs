@@ -14,7 +14,7 @@ pub(super) struct Report {
     pub state: Option<MemberState>,
     #[serde(default)]
     pub timeline: Option<u32>,
-    /// Of an active.
+    /// Position up to which an active's WAL is durable.
     #[serde(default)]
     pub synced_lsn: Option<String>,
     #[serde(default)]

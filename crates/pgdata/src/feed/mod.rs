@@ -97,13 +97,13 @@ pub struct Feedback {
 /// number of times that the counter wrapped around (`hot_standby_feedback`). Zero stands for none.
 #[derive(Debug, Default, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub struct RowsNeeded {
-    /// Of tables.
+    /// Oldest transaction whose rows in tables are still read.
     pub xmin: u32,
-    /// Of `xmin`.
+    /// Number of wraparounds before `xmin`.
     pub epoch: u32,
-    /// Of catalogs, where replication slots need older ones.
+    /// Oldest transaction whose rows in catalogs are still read, if replication slots need older ones.
     pub catalog_xmin: u32,
-    /// Of `catalog_xmin`.
+    /// Number of wraparounds before `catalog_xmin`.
     pub catalog_epoch: u32,
 }
 

@@ -72,11 +72,11 @@ pub enum Detail {
     FileCopy {
         /// Object id of the new database.
         database: u32,
-        /// Its tablespace.
+        /// Object id of its tablespace.
         tablespace: u32,
         /// Object id of the database copied.
         source_database: u32,
-        /// Its tablespace.
+        /// Object id of that database's tablespace.
         source_tablespace: u32,
     },
     /// A transaction committed.
@@ -97,7 +97,7 @@ pub enum Detail {
 /// A complete record with a right checksum.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Record {
-    /// Its first byte.
+    /// Position of its first byte.
     pub start: Lsn,
     /// PostgreSQL's `EndRecPtr`: one past its last byte, rounded up to 8. If that is the end of a
     /// page it is the start of the next page, not of that page's first record. For a segment switch
@@ -106,7 +106,7 @@ pub struct Record {
     /// The timeline in the header of the page that it starts on. The first records after a
     /// promotion may still be on a page that was begun on the timeline before.
     pub timeline: TimelineId,
-    /// The resource manager.
+    /// Number of the resource manager.
     pub rmid: u8,
     /// The resource manager's own bits (the high four).
     pub info: u8,

@@ -60,13 +60,13 @@ impl Owner {
 /// Most connections of groups to one server; 0: no limit.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Most {
-    /// Of each database that has no limit of its own.
+    /// Limit of each database that has none of its own.
     pub per_database: usize,
-    /// Of each user who has no limit of its own.
+    /// Limit of each user that has none of its own.
     pub per_user: usize,
-    /// Of these databases.
+    /// Limits of these databases.
     pub databases: BTreeMap<String, usize>,
-    /// Of these users.
+    /// Limits of these users.
     pub users: BTreeMap<String, usize>,
 }
 

@@ -18,16 +18,16 @@ pub enum ReadMode {
     /// Nothing goes to standbys.
     #[default]
     Active,
-    /// Nothing that was acknowledged before it began, to whomever.
+    /// Nothing that was acknowledged to any client before the read began.
     Strong,
     /// Nothing that this session has written or seen.
     Session,
-    /// What standbys lack that are at most this far behind the active, in bytes of log.
+    /// At most the last bytes of WAL.
     Bounded {
-        /// How far.
+        /// Most bytes of WAL that a standby may lack.
         lag_bytes: u64,
     },
-    /// Anything.
+    /// Any write.
     Any,
 }
 

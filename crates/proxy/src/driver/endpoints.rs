@@ -33,12 +33,12 @@ pub struct Endpoints {
     unix: Option<(UnixListener, PathBuf)>,
 }
 
-/// Sockets of another process, as far as they are where this one is to listen.
+/// Listening sockets of another process, at this process's own addresses.
 #[derive(Default)]
 pub struct Inherited {
-    /// Of a network.
+    /// Socket that listens on a network address.
     pub tcp: Option<OwnedFd>,
-    /// On this machine.
+    /// Unix socket that listens.
     pub unix: Option<OwnedFd>,
 }
 

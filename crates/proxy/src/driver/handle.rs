@@ -38,7 +38,7 @@ pub struct Handle {
     pub batches: AtomicU64,
     /// The hand-over in which it was asked to leave last.
     heard: AtomicU32,
-    /// It cannot leave.
+    /// The client cannot be handed over.
     stays: AtomicBool,
     waker: AtomicWaker,
     pokes: AtomicU32,
@@ -194,7 +194,7 @@ impl Handles {
         by_id.values().filter(stays).count()
     }
 
-    /// It is gone.
+    /// Removes a client that is gone.
     pub fn leave(&self, handle: &Handle) {
         self.by_id.lock().remove(&handle.id);
     }

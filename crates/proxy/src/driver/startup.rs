@@ -172,7 +172,7 @@ impl Visit {
         if !settings.config.admin_users.iter().any(|one| one == user) {
             let text = format!("\"{user}\" may not operate the proxy");
             return Err(Refusal::fatal("42501", text)
-                .hint("admin_users in the proxy's configuration says who may.")
+                .hint("The key admin_users of the proxy's configuration lists those who may.")
                 .into());
         }
         frame::put(&mut self.output, b'R', &[&0u32.to_be_bytes()]);

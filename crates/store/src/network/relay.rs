@@ -19,15 +19,15 @@ use crate::stream::Stream;
 /// The most that travels as one chunk.
 const CHUNK_BYTES: usize = 64 << 10;
 
-/// A connection.
+/// A client's connection through the emulated network.
 pub(super) struct Relay {
     emulation: Arc<Emulation>,
-    /// To the client.
+    /// Connection to the client.
     socket: Stream,
-    /// To the server.
+    /// Connection to the zone's server.
     server: Stream,
     opened_at: Instant,
-    /// The client's.
+    /// Zone that the client is in.
     zone: OnceLock<String>,
     to_server: Line,
     to_client: Line,

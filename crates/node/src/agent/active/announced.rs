@@ -45,7 +45,7 @@ impl AnnouncedLog {
         self.state.send_modify(|state| state.held = Some(synced));
     }
 
-    /// It serves.
+    /// PostgreSQL serves again, as another run.
     pub(super) fn let_go(&self) {
         self.state.send_modify(|state| {
             state.held = None;

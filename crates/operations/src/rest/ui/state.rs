@@ -16,14 +16,14 @@ use crate::rest::Facts;
 /// An active that does not answer this node still serves, as far as can be told, if it beat so lately.
 const BEATS_WITHIN_MS: u64 = 5000;
 
-/// What a node said when it was asked.
+/// Answer of a node to the request for its status.
 #[derive(Debug, Clone, PartialEq)]
 pub(super) enum Answer {
-    /// Its status.
+    /// The status.
     Status(Value),
     /// Its agent does not run.
     Refused(String),
-    /// Nothing, which says nothing about it.
+    /// No answer: the node may run or not.
     Nothing(String),
 }
 

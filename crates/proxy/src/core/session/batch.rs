@@ -36,18 +36,18 @@ pub struct Noted {
 pub struct Facts {
     /// What it executes, in order.
     pub statements: Vec<Arc<Statement>>,
-    /// Something in it may write, as far as anybody can tell.
+    /// One of its statements is not proved to be a read.
     pub writes: bool,
     /// Something in it is no read, whatever functions do that it calls.
     pub is_more_than_read: bool,
     /// It begins a transaction block.
     pub begins: Option<Begin>,
-    /// It commits one.
+    /// It commits a transaction block.
     pub commits: bool,
-    /// It ends one, by a commit or by a rollback, as far as anybody can tell.
+    /// It may end a transaction block, by a commit or a rollback.
     pub ends: bool,
-    /// It does not end with that: something comes behind it, or it begins another transaction at once. Nobody can tell
-    /// afterwards by one id what of it was done.
+    /// More follows the end of the transaction: other statements, or another transaction that begins at once. Then one id does
+    /// not show how much was done.
     pub goes_on: bool,
     /// It takes data from the client.
     pub copies_in: bool,

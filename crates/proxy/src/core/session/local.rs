@@ -40,12 +40,12 @@ pub(super) fn status_query(xid: Xid) -> String {
 /// Outcome of a batch's commit.
 #[derive(Debug, Default, Clone, Copy, PartialEq, Eq)]
 pub enum Durability {
-    /// Nothing was said against it.
+    /// The commit waited until it was durable: there was no warning.
     #[default]
     Waited,
-    /// It did not wait until its commit was durable.
+    /// The wait was cancelled, so the commit may not be durable.
     Cancelled,
-    /// The client knows.
+    /// The wait was cancelled, and the client has been told so.
     Told,
 }
 

@@ -221,9 +221,9 @@ pub struct Out {
 enum Wait {
     /// The end of a hold.
     Resume,
-    /// A connection.
+    /// A connection to a server.
     Server,
-    /// The active's position.
+    /// The active's position in the WAL, for a strong read.
     Position,
     /// A standby that has replayed up to here.
     Version(Lsn),

@@ -12,12 +12,12 @@ use bytes::Bytes;
 /// Owner of a server's reply.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum ReplyOwner {
-    /// The client's.
+    /// The client.
     Client,
-    /// The client's, but for its end: the proxy has put a transaction around the statement, and the end is told
-    /// when its commit is known.
+    /// The client, except for the end of the reply: the proxy has put a transaction around the statement, and sends the end
+    /// when the outcome of its commit is known.
     Wrapped,
-    /// The client's: the end of that transaction's commit.
+    /// The client: the end of the reply to that transaction's commit.
     Commit,
     /// Nobody: the proxy added the message, and only an error in its reply matters.
     Nobody,

@@ -15,13 +15,13 @@ use super::batch::RequestBatch;
 use super::reason::Reason;
 use super::{Context, Effect, Out, Phase, Role, Server, Session, Wait};
 
-/// How a standby stands to what a read must see.
+/// State of a standby for a read that needs a position.
 enum Standing {
-    /// It has it.
+    /// It has replayed up to the position.
     Good,
-    /// It may have been started again since the session read on it.
+    /// It may have restarted since the session read on it.
     Restarted,
-    /// Nobody vouches that it has it.
+    /// It is not known to have replayed up to the position.
     Behind,
 }
 

@@ -165,7 +165,7 @@ impl Held {
         all.filter(|name| !is_shared(name)).cloned().collect()
     }
 
-    /// It is closed.
+    /// Notes that the statement of this name was closed.
     pub fn remove(&mut self, name: &str) {
         self.used.remove(name);
     }

@@ -50,11 +50,11 @@ pub fn shape(text: &[u8]) -> Option<Shape> {
     Some(scan.shape)
 }
 
-/// The words of a text that nobody understands.
+/// The words of a text that the proxy cannot parse.
 pub struct Words {
-    /// Without literals and comments, if it can be told where they are.
+    /// Text without literals and comments, if it is known where they are.
     tokens: Vec<u8>,
-    /// It can.
+    /// True if it is known where literals and comments are.
     has_shape: bool,
 }
 

@@ -139,12 +139,12 @@ impl Plain {
     }
 }
 
-/// The sockets of a client that leaves.
+/// The sockets of a client that is handed over.
 #[derive(Debug)]
 pub struct Sockets {
-    /// Its own.
+    /// Socket to the client.
     pub client: Plain,
-    /// That of its server, if it goes along.
+    /// Socket to its server, if that is handed over with it.
     pub server: Option<Plain>,
 }
 
@@ -152,11 +152,11 @@ pub struct Sockets {
 #[derive(Debug)]
 pub struct Leaving {
     pub id: ClientId,
-    /// What describes it.
+    /// Encoded session.
     pub parcel: Zeroizing<Vec<u8>>,
-    /// Its sockets.
+    /// Sockets to hand over with it.
     pub sockets: Sockets,
-    /// Gets them back if it stays.
+    /// Returns the sockets if the client stays.
     pub answer: oneshot::Sender<Option<Sockets>>,
 }
 

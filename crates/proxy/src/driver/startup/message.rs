@@ -3,9 +3,9 @@
 use crate::core::settings::Settings;
 use protocol::frame::{self, Refusal};
 
-/// What a startup message says.
+/// Contents of a startup message.
 pub struct Startup {
-    /// Of protocol 3.
+    /// Minor version of protocol 3.
     pub minor: u32,
     pub user: String,
     pub database: String,
@@ -85,9 +85,9 @@ pub fn add_settings(
 /// Kinds of replication connections.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Replication {
-    /// Of the whole server.
+    /// Physical replication, of the whole server.
     Physical,
-    /// Of a database.
+    /// Logical replication, of one database.
     Logical,
 }
 
