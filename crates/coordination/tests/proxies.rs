@@ -269,7 +269,7 @@ async fn a_hold_waits_for_proxies_to_drain() {
 }
 
 #[tokio::test]
-async fn where_the_channel_is_silent_the_registry_tells() {
+async fn registry_tells_where_the_channel_is_silent() {
     let cluster = MemoryCluster::new(VolumeSettings::default());
     let owner = cluster.client();
     let epoch = owner.own_epoch(&name("a")).await.unwrap();

@@ -221,7 +221,7 @@ mod tests {
         }
 
         #[test]
-        fn whatever_is_parsed_is_printed_the_same(name in "t?[0-9]{0,3}_?[a-z0-9_.]{0,8}") {
+        fn parsed_paths_are_printed_the_same(name in "t?[0-9]{0,3}_?[a-z0-9_.]{0,8}") {
             if let Some(file) = RelationFile::parse(&name) {
                 prop_assert_eq!(file.to_string(), name);
             }

@@ -269,7 +269,7 @@ mod tests {
 
     // hazard: SEC-2
     #[test]
-    fn whatever_is_in_the_place_of_the_pid_file_is_left_alone() {
+    fn file_in_the_place_of_the_pid_file_is_left_alone() {
         let run = tempfile::tempdir().unwrap();
         let elsewhere = run.path().join("elsewhere");
         fs::write(&elsewhere, "shadow").unwrap();

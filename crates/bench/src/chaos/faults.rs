@@ -198,7 +198,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn whatever_strikes_nothing_stays_broken_and_no_two_disks_are(
+        fn faults_leave_nothing_broken_and_never_break_two_disks(
             strikes in prop::collection::vec((0u64..60, 0u8..3, 0u8..6, 1u64..20), 1..60),
         ) {
             let mut faults = Faults::default();

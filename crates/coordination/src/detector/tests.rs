@@ -137,7 +137,7 @@ fn slow_answers_blind_although_they_come() {
 /// A disk of all zones did not sync for seconds: reads were quick, no beat came through, and a standby
 /// took over from an active that lived.
 #[test]
-fn where_only_writes_are_slow_nobody_is_suspected() {
+fn active_is_not_suspected_where_only_writes_are_slow() {
     let mut s = Standby::new();
     s.poll(500 * MS, true);
     let stalls_until = s.now + Duration::from_secs(20);

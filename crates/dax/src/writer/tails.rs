@@ -211,7 +211,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn whatever_is_written_is_read(
+        fn written_blocks_are_read(
             writes in prop::collection::vec((0u64..3, prop::collection::vec(any::<u8>(), 0..900), any::<bool>()), 1..40),
         ) {
             let tails = Tails::default();

@@ -184,7 +184,7 @@ async fn servers_prove_as_much_as_they_are_asked() {
 /// The server accepts nothing that is not encrypted: so whatever works is.
 // hazard: PROXY-34
 #[tokio::test(flavor = "multi_thread")]
-async fn whatever_goes_to_a_server_is_encrypted() {
+async fn connections_to_servers_are_encrypted() {
     let authority = Authority::new();
     let place = Place::new(Some(&authority.sign("127.0.0.1")));
     let root = place.write("root.crt", &authority.0.pem());

@@ -59,7 +59,7 @@ const WRITES: &[&str] = &[
 /// Each of them wrote, and was run again after a takeover, because no function was named.
 // hazard: PROXY-65
 #[tokio::test(flavor = "multi_thread")]
-async fn whatever_writes_asks_for_its_id() {
+async fn statements_that_write_ask_for_their_id() {
     let site = Site::start("auth = \"trust\"").await;
     site.primary.sql(&[
         "ALTER SYSTEM SET log_statement = 'all'",

@@ -100,7 +100,7 @@ mod tests {
     }
 
     #[test]
-    fn another_version_is_not() {
+    fn versions_that_differ_from_the_shown_one_are_a_violation() {
         let mut s = Script::new(Stability::default());
         s.promote(2, 1);
         s.read(2, 2);

@@ -182,7 +182,7 @@ mod tests {
     }
 
     #[test]
-    fn where_nobody_was_active_later_the_horizon_counts() {
+    fn horizon_counts_where_no_server_was_active_later() {
         let ran_on = server(1, "a", Some(7), false);
         let now = server(2, "b", Some(9), false);
         assert_eq!(
@@ -200,7 +200,7 @@ mod tests {
     /// The proxy has heard of epoch 2 on `b`, but the server on `a` was active in epoch 4 when it connected there.
     // hazard: PROXY-12
     #[test]
-    fn where_it_may_have_run_ahead_of_all_news_the_active_must_prove_itself() {
+    fn active_must_prove_itself_where_it_may_have_run_ahead_of_all_news() {
         let ran_on = server(1, "a", Some(7), false);
         let now = server(2, "b", Some(9), true);
         let mut doubt = InDoubtCommit::new(Xid(150), ran_on);

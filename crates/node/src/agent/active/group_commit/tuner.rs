@@ -330,7 +330,7 @@ mod tests {
     }
 
     #[test]
-    fn where_no_delay_helps_the_one_with_the_shortest_wait_is_taken() {
+    fn delay_with_the_shortest_wait_is_taken_where_none_helps() {
         let mut tuner = tuner();
         let mut delays = Vec::new();
         for wait_ms in [58, 54, 53, 52, 60] {
