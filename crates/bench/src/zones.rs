@@ -43,7 +43,7 @@ pub struct Options {
 /// Commits a second, second by second.
 #[derive(Debug, Clone, Default, Serialize)]
 pub struct Phase {
-    /// How long.
+    /// Duration of the phase.
     pub seconds: f64,
     /// Acknowledged commits a second, over all of it.
     pub commits_per_second: f64,

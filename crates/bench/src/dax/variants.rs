@@ -29,7 +29,7 @@ pub struct Cell {
 /// All variants at one distance.
 #[derive(Debug, Clone, Serialize)]
 pub struct Row {
-    /// Which.
+    /// Distance between the sites.
     pub distance: String,
     /// Each variant, in the paper's order.
     pub cells: Vec<Cell>,

@@ -89,7 +89,7 @@ impl Rounds {
 /// What came of being busy.
 #[derive(Debug, Clone, Serialize)]
 pub struct Busy {
-    /// How long.
+    /// Duration of the load on the processors.
     pub seconds: f64,
     /// Threads that took the processors' time.
     pub threads: usize,

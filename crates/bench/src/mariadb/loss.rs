@@ -15,7 +15,7 @@ use crate::statistics::Sample;
 /// All kills of one system.
 #[derive(Debug, Clone, Serialize)]
 pub struct Loss {
-    /// Which.
+    /// System that was killed.
     pub system: System,
     /// From the last commit acknowledged before the kill to the first one after it, in milliseconds.
     pub outage_ms: Sample,

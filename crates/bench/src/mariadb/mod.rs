@@ -46,7 +46,7 @@ pub struct Options {
 /// One workload on all systems.
 #[derive(Debug, Clone, Serialize)]
 pub struct Workload {
-    /// Which.
+    /// Name of the workload.
     pub name: String,
     /// Each system, in the order of [`System`].
     pub systems: Vec<Measured>,
@@ -55,7 +55,7 @@ pub struct Workload {
 /// One workload on one system.
 #[derive(Debug, Clone, Serialize)]
 pub struct Measured {
-    /// Which.
+    /// System that ran it.
     pub system: System,
     /// Transactions a second.
     pub tps: Sample,

@@ -16,7 +16,7 @@ use serde::Serialize;
 use super::Options;
 use crate::peers::footprint::cpu_seconds;
 
-/// Which.
+/// System that is measured.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum System {

@@ -49,13 +49,13 @@ pub struct Setting {
 pub enum Finding {
     /// A run of a load.
     Load {
-        /// Which.
+        /// Kind of load.
         mode: Mode,
         /// How many at once.
         clients: u16,
-        /// How long.
+        /// Duration of the run.
         seconds: u32,
-        /// How fast.
+        /// Throughput and latency.
         #[serde(flatten)]
         rate: Rate,
         /// At what cost, with the checkpoint at its end.

@@ -173,7 +173,7 @@ impl Machines {
         [site, self.processor(machine)].concat()
     }
 
-    /// Its address.
+    /// Address of a machine.
     pub fn address(&self, machine: &str) -> std::net::Ipv4Addr {
         let address = self.sites.address(machine);
         address.unwrap_or(std::net::Ipv4Addr::LOCALHOST)

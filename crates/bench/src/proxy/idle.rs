@@ -18,9 +18,9 @@ use crate::peers::footprint::memory_bytes;
 /// Idle clients on one way.
 #[derive(Debug, Clone, Serialize)]
 pub struct Idle {
-    /// Which.
+    /// Way on which the clients are connected.
     pub way: Way,
-    /// How many.
+    /// Number of clients.
     pub clients: u32,
     /// The pooler's memory before they came, in bytes.
     pub before_bytes: u64,

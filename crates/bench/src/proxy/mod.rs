@@ -75,7 +75,7 @@ pub struct Options {
     pub dir: PathBuf,
     /// The `understudy` program.
     pub understudy: PathBuf,
-    /// Which parts.
+    /// Parts that are measured.
     pub parts: Vec<Measurement>,
     /// Numbers of clients.
     pub clients: Vec<u16>,

@@ -16,7 +16,7 @@ use crate::statistics::Sample;
 pub struct Workload {
     /// What was sent.
     pub load: Load,
-    /// How.
+    /// Protocol in which it was sent.
     pub protocol: Protocol,
     /// How servers were shared.
     pub pooling: Pooling,
@@ -29,7 +29,7 @@ pub struct Workload {
 /// One load on one way.
 #[derive(Debug, Clone, Serialize)]
 pub struct Measured {
-    /// Which.
+    /// Way that was measured.
     pub way: Way,
     /// Transactions a second.
     pub tps: Sample,

@@ -11,7 +11,7 @@ use serde_json::Value;
 pub struct Table {
     /// The node's data centre.
     pub data_centre: String,
-    /// Its name.
+    /// Name of the table.
     pub table: String,
     /// Files of sorted rows.
     pub sstables: u64,

@@ -22,7 +22,7 @@ const LOOK_EVERY: Duration = Duration::from_millis(20);
 /// A new standby, and a copy.
 #[derive(Debug, Clone, Serialize)]
 pub struct Attached {
-    /// The database.
+    /// Size of the database.
     pub database_bytes: u64,
     /// From the start of the node's process until it had replayed what there was at its start.
     pub seconds: f64,

@@ -29,7 +29,7 @@ const WARM_UPS: usize = 3;
 /// The load with so many standbys.
 #[derive(Debug, Clone, Serialize)]
 pub struct Cost {
-    /// How many.
+    /// Number of standbys.
     pub standbys: usize,
     /// Transactions a second.
     pub tps: Sample,

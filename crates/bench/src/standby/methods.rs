@@ -70,7 +70,7 @@ impl Method {
 /// What one method led to.
 #[derive(Debug, Clone, Serialize)]
 pub struct Outcome {
-    /// Which.
+    /// Method that was used.
     pub method: Method,
     /// Commits in each second.
     pub commits: Vec<u32>,

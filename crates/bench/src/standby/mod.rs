@@ -56,7 +56,7 @@ pub struct Options {
     pub dir: PathBuf,
     /// The `understudy` program.
     pub understudy: PathBuf,
-    /// Which parts.
+    /// Parts that are measured.
     pub parts: Vec<Measurement>,
     /// pgbench's scale, for all parts but the new standby.
     pub scale: u32,

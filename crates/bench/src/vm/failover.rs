@@ -20,7 +20,7 @@ const AFTER: Duration = Duration::from_secs(8);
 /// The kills of one kind of machine.
 #[derive(Debug, Clone, Serialize)]
 pub struct Failover {
-    /// The database.
+    /// Database in the machine.
     pub guest: Guest,
     /// What its clients did.
     pub load: Load,

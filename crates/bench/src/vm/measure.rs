@@ -14,7 +14,7 @@ use crate::statistics::Sample;
 pub struct Case {
     /// Of which part.
     pub part: Measurement,
-    /// The database.
+    /// Database in the machine.
     pub guest: Guest,
     /// What its clients do.
     pub load: Load,
@@ -35,7 +35,7 @@ pub struct Case {
 /// One way.
 #[derive(Debug, Clone, Serialize)]
 pub struct Measured {
-    /// Which.
+    /// Way that was measured.
     pub way: Way,
     /// Between two checkpoints.
     pub epoch_ms: u32,

@@ -56,7 +56,7 @@ pub struct Options {
     pub images: PathBuf,
     /// The `understudy` program.
     pub understudy: PathBuf,
-    /// Which parts.
+    /// Parts that are measured.
     pub parts: Vec<Measurement>,
     /// Which databases.
     pub guests: Vec<Guest>,

@@ -37,7 +37,7 @@ Examples:
   understudy status --config north.toml
   understudy status --config north.toml --json | jq .active")]
 pub struct Status {
-    /// The cluster.
+    /// Options that name the cluster.
     #[command(flatten)]
     pub asking: Asking,
     /// Repeating.
@@ -57,7 +57,7 @@ Examples:
   understudy switchover --config north.toml --at 'in 5m'
   understudy switchover --config north.toml --at 2026-01-31T04:00:00Z")]
 pub struct Switchover {
-    /// The cluster.
+    /// Options that name the cluster.
     #[command(flatten)]
     pub asking: Asking,
     /// The standby that becomes the active. Default: the one that has replayed most.
@@ -78,7 +78,7 @@ Examples:
   understudy failover --config north.toml
   understudy failover --config north.toml --to south --force")]
 pub struct Failover {
-    /// The cluster.
+    /// Options that name the cluster.
     #[command(flatten)]
     pub asking: Asking,
     /// The standby that becomes the active. Default: the best one.
@@ -95,7 +95,7 @@ pub struct Failover {
 Example:
   understudy history --config north.toml --last 5")]
 pub struct History {
-    /// The cluster.
+    /// Options that name the cluster.
     #[command(flatten)]
     pub asking: Asking,
     /// Repeating.
@@ -113,7 +113,7 @@ Examples:
   understudy list --config north.toml
   understudy list --config north.toml --watch 5")]
 pub struct List {
-    /// The cluster.
+    /// Options that name the cluster.
     #[command(flatten)]
     pub asking: Asking,
     /// Repeating.
@@ -127,7 +127,7 @@ pub struct List {
 Example:
   understudy topology --config north.toml")]
 pub struct Topology {
-    /// The cluster.
+    /// Options that name the cluster.
     #[command(flatten)]
     pub asking: Asking,
     /// Repeating.
@@ -143,7 +143,7 @@ pub struct Topology {
 Example:
   understudy pause --config north.toml --wait --reason \"the switches are replaced\"")]
 pub struct Pause {
-    /// The cluster.
+    /// Options that name the cluster.
     #[command(flatten)]
     pub asking: Asking,
     /// The reason, which status shows.
@@ -160,7 +160,7 @@ pub struct Pause {
 Example:
   understudy resume --config north.toml --wait")]
 pub struct Resume {
-    /// The cluster.
+    /// Options that name the cluster.
     #[command(flatten)]
     pub asking: Asking,
     /// Wait until every node that answers has applied it.
@@ -181,7 +181,7 @@ Examples:
   understudy restart --config north.toml south
   understudy restart --config north.toml --all --rolling")]
 pub struct Restart {
-    /// The cluster.
+    /// Options that name the cluster.
     #[command(flatten)]
     pub asking: Asking,
     /// The node. Default: the node of the configuration file.
@@ -201,7 +201,7 @@ pub struct Restart {
 Example:
   understudy reload --config north.toml")]
 pub struct Reload {
-    /// The cluster.
+    /// Options that name the cluster.
     #[command(flatten)]
     pub asking: Asking,
 }
@@ -212,7 +212,7 @@ pub struct Reload {
 Example:
   understudy reinit --config north.toml south")]
 pub struct Reinit {
-    /// The cluster.
+    /// Options that name the cluster.
     #[command(flatten)]
     pub asking: Asking,
     /// The standby.
@@ -226,7 +226,7 @@ pub struct Reinit {
 Example:
   understudy remove --config north.toml south")]
 pub struct Remove {
-    /// The cluster.
+    /// Options that name the cluster.
     #[command(flatten)]
     pub asking: Asking,
     /// The node.
@@ -250,7 +250,7 @@ Example, after south's operating system was upgraded:
   reindexdb --all --concurrently
   psql -c 'ALTER DATABASE name REFRESH COLLATION VERSION'      # PostgreSQL 15 and later, in each database")]
 pub struct AcceptCollations {
-    /// The cluster.
+    /// Options that name the cluster.
     #[command(flatten)]
     pub asking: Asking,
     /// The node whose versions are accepted.
@@ -264,7 +264,7 @@ pub struct AcceptCollations {
 Example:
   understudy show-config --config north.toml")]
 pub struct ShowConfig {
-    /// The cluster.
+    /// Options that name the cluster.
     #[command(flatten)]
     pub asking: Asking,
 }
@@ -282,7 +282,7 @@ Examples:
   understudy edit-config --config north.toml -s heartbeat.preset=normal -s standbys=2
   understudy edit-config --config north.toml --apply cluster.toml")]
 pub struct EditConfig {
-    /// The cluster.
+    /// Options that name the cluster.
     #[command(flatten)]
     pub asking: Asking,
     /// Set a value, or remove it if none is given.
@@ -318,7 +318,7 @@ pub enum Planned {
 /// Arguments of `flush switchover`.
 #[derive(Debug, Args)]
 pub struct Unschedule {
-    /// The cluster.
+    /// Options that name the cluster.
     #[command(flatten)]
     pub asking: Asking,
 }

@@ -103,7 +103,7 @@ pub struct VmRun {
 /// Run a host.
 #[derive(Debug, Args)]
 pub struct VmHost {
-    /// Which.
+    /// Options that name the machine's file.
     #[command(flatten)]
     pub file: VmFile,
     /// End when standard input ends.

@@ -33,7 +33,7 @@ pub enum Zone {
 /// Show the zones.
 #[derive(Debug, Args)]
 pub struct ZoneList {
-    /// The cluster.
+    /// Options that name the cluster.
     #[command(flatten)]
     pub asking: Asking,
 }
@@ -41,7 +41,7 @@ pub struct ZoneList {
 /// How an exchange is carried out.
 #[derive(Debug, Args)]
 pub struct Exchanging {
-    /// The cluster.
+    /// Options that name the cluster.
     #[command(flatten)]
     pub asking: Asking,
     /// Copies that make a commit durable afterwards; as few as are safe, if not given.
@@ -55,7 +55,7 @@ pub struct Exchanging {
 /// Add zones.
 #[derive(Debug, Args)]
 pub struct ZoneAdd {
-    /// How.
+    /// Options of every exchange.
     #[command(flatten)]
     pub exchanging: Exchanging,
     /// Their addresses, as the nodes reach them.
@@ -69,7 +69,7 @@ pub struct ZoneAdd {
 /// Exchange one.
 #[derive(Debug, Args)]
 pub struct ZoneReplace {
-    /// How.
+    /// Options of every exchange.
     #[command(flatten)]
     pub exchanging: Exchanging,
     /// The old one's address, or its store's id.
@@ -81,7 +81,7 @@ pub struct ZoneReplace {
 /// Remove zones.
 #[derive(Debug, Args)]
 pub struct ZoneRemove {
-    /// How.
+    /// Options of every exchange.
     #[command(flatten)]
     pub exchanging: Exchanging,
     /// Their addresses, or their stores' ids.
@@ -95,7 +95,7 @@ pub struct ZoneRemove {
 /// Give it up.
 #[derive(Debug, Args)]
 pub struct ZoneCancel {
-    /// The cluster.
+    /// Options that name the cluster.
     #[command(flatten)]
     pub asking: Asking,
 }

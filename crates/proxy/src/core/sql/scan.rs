@@ -331,7 +331,7 @@ mod tests {
     }
 
     #[test]
-    fn everything_else_does() {
+    fn other_differences_matter() {
         for (one, other) in [
             ("SELECT a", "SELECT b"),
             ("SELECT 1", "SELECT '1'"),
