@@ -158,7 +158,7 @@ impl Mirror {
     /// # Errors
     /// They are not in time.
     pub async fn start(&mut self, timeout: Duration) -> anyhow::Result<()> {
-        self.run(0, &["init"]).await?;
+        self.run(0, &["create-log"]).await?;
         for at in 0..2 {
             self.start_manager(at).await?;
         }

@@ -133,7 +133,9 @@ impl Open {
                 let mut settings = MirrorOptions::new(&dir, &options.bin, &options.understudy);
                 settings.parameters = parameters();
                 if way == Way::Logged {
-                    settings.settings.push("ack = \"logged\"".to_owned());
+                    settings
+                        .settings
+                        .push("commit_ack = \"durable\"".to_owned());
                 }
                 settings.single = way == Way::Manager;
                 let mirror = Mirror::prepare(settings).await?;
@@ -161,7 +163,7 @@ impl Open {
         match self.way {
             Way::Manager | Way::Primary => {
                 if self.way == Way::Primary {
-                    mirror.run(0, &["init"]).await?;
+                    mirror.run(0, &["create-log"]).await?;
                 }
                 mirror.start_manager(0).await?;
                 mirror.wait_serves(0, WITHIN).await

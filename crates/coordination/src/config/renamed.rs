@@ -35,6 +35,7 @@ pub const RENAMED: &[Renamed] = &[
     renamed("proxy.takeover", "decide", "resolve_in_doubt_commits"),
     renamed("proxy.takeover", "replay", "replay_transactions"),
     renamed("vm", "epoch", "checkpoint_interval"),
+    renamed("mirror", "ack", "commit_ack"),
 ];
 
 /// Keys that this process has warned of.

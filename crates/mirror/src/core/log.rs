@@ -120,7 +120,7 @@ impl Head {
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum LogError {
     /// The contents of a batch are whole, and are not what this version writes.
-    #[error("the log's record {0} makes no sense to this version")]
+    #[error("record {0} of the log has a format that this version does not know")]
     Format(Number),
     /// It has statements, which nobody executes any more.
     #[error("{EARLIER_LOG}")]
@@ -132,7 +132,7 @@ pub enum LogError {
 
 /// Instructions for an operator whose log has statements.
 pub const EARLIER_LOG: &str = "the log was written by an earlier version of the mirror, which logged statements: make a volume of another \
-    name (understudy mirror init), give it to both managers, start them, and have one member kept (understudy mirror resolve --keep NAME); \
+    name (understudy mirror create-log), give it to both managers, start them, and have one member kept (understudy mirror resolve --keep NAME); \
     the other one is filled again";
 
 /// Fails if a block that a log goes on with is of an earlier version.

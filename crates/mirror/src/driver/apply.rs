@@ -212,7 +212,7 @@ impl Member {
                         break;
                     }
                 }
-                Err(Failed::Wire(WireError::Said(said))) => {
+                Err(Failed::Wire(WireError::Server(said))) => {
                     last = format!("{}: {}", said.code, said.message);
                     if said.code == DENIED
                         && let Some(lacking) = self.lacking(record).await
@@ -248,7 +248,7 @@ impl Member {
         })?;
         applier.take_secret(secret);
         let executed = match self.execute(&mut applier, records, &rows).await {
-            Err(failed @ (Failed::Differs(_) | Failed::Wire(WireError::Said(_)))) => {
+            Err(failed @ (Failed::Differs(_) | Failed::Wire(WireError::Server(_)))) => {
                 if let Err(error) = applier.give_up().await {
                     self.idle.lock().clear();
                     return Err(error.into());

@@ -25,7 +25,7 @@ use super::hub::Hub;
 use super::level::{Event, Surplus};
 use super::rows;
 use super::sequences::Sequences;
-use super::wire::{Postgres, Said, WireError};
+use super::wire::{Postgres, ServerError, WireError};
 use crate::core::manager::{Life, Manager, Role};
 use crate::core::pgoutput::{self, Streamed};
 use crate::core::record::{Number, Token};
@@ -233,7 +233,11 @@ impl Stream<'_> {
     fn take(&mut self, message: &BytesMut) -> Result<bool, WireError> {
         match message[0] {
             b'd' => {}
-            b'E' => return Err(WireError::Said(Box::new(Said::read(message.clone())))),
+            b'E' => {
+                return Err(WireError::Server(Box::new(ServerError::read(
+                    message.clone(),
+                ))));
+            }
             b'N' | b'S' => return Ok(false),
             _ => return Err(broken("the server has ended it")),
         }

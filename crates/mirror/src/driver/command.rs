@@ -17,7 +17,7 @@ use super::state::{Tokens, install_with};
 use super::verify;
 use super::wire::Postgres;
 use crate::core::ledger::Ledger;
-use crate::core::manager::{Ack, Manager, Role};
+use crate::core::manager::{CommitAck, Manager, Role};
 use crate::core::verifying::Verified;
 
 /// How long a handover waits for transactions to end.
@@ -46,7 +46,7 @@ pub struct Status {
     /// The other manager is a standby.
     pub has_standby: bool,
     /// When commits are acknowledged.
-    pub ack: Ack,
+    pub ack: CommitAck,
     /// Sessions of clients.
     pub clients: u64,
     /// What made the member differ: the transaction, and what it says.
@@ -88,7 +88,7 @@ pub(super) fn status(hub: &Hub) -> Status {
         applied: manager.ledger().map(|ledger| ledger.floor().0),
         other_applied: manager.follower().map(|(floor, _)| floor.0),
         has_standby: manager.follower().is_some_and(|(_, is_standby)| is_standby),
-        ack: hub.config.ack,
+        ack: hub.config.commit_ack,
         clients: hub.counters.clients.load(Ordering::Relaxed),
         difference: hub.difference.lock().clone(),
         advice: advice(manager).or_else(|| hub.hindrance.lock().clone()),
@@ -403,7 +403,7 @@ pub(super) mod tests {
             applied: Some(118),
             other_applied: Some(100),
             has_standby: role == Role::Primary,
-            ack: Ack::Both,
+            ack: CommitAck::Both,
             clients: 3,
             difference: None,
             advice: None,

@@ -10,12 +10,12 @@ use proxy::config::{ServerTls, TlsConfig};
 use proxy::driver::dial::Dialer;
 use serde::Deserialize;
 
-use crate::core::manager::{Ack, Rules};
+use crate::core::manager::{CommitAck, Rules};
 
 /// Keys that an earlier version had.
 const GONE: &[&str] = &["ship", "lock_timeout", "transaction_bytes", "harmless"];
 
-/// A configuration that makes no sense.
+/// A key of the configuration with a wrong value.
 #[derive(Debug, thiserror::Error)]
 #[error("[mirror] {key}: {reason}")]
 pub struct ConfigError {
@@ -44,8 +44,8 @@ pub struct Config {
     #[serde(default)]
     pub other_member: String,
     /// Condition for the acknowledgement of a commit.
-    #[serde(default)]
-    pub ack: Ack,
+    #[serde(default, alias = "ack")]
+    pub commit_ack: CommitAck,
     /// Makes this manager the primary if both start at the same time, and its member the original of a new mirror. Set on
     /// exactly one of both.
     #[serde(default)]
@@ -192,7 +192,7 @@ impl Target {
     /// Reads a connection string.
     ///
     /// # Errors
-    /// If it makes no sense.
+    /// A value that is not allowed.
     pub fn parse(key: &'static str, text: &str, tls: &ServerTls) -> Result<Target, ConfigError> {
         let refused = |reason: String| ConfigError { key, reason };
         let parsed: tokio_postgres::Config = text
@@ -273,7 +273,7 @@ impl Config {
     /// Reads what `[mirror]` says, as a table of its own.
     ///
     /// # Errors
-    /// If it makes no sense.
+    /// A value that is not allowed.
     pub fn parse(text: &str) -> Result<Config, ConfigError> {
         let config: Config = toml::from_str(text).map_err(|error| {
             let said = error.to_string();
@@ -359,7 +359,7 @@ impl Config {
     /// The member.
     ///
     /// # Errors
-    /// If the connection string makes no sense.
+    /// A connection string that cannot be parsed.
     pub fn target(&self) -> Result<Target, ConfigError> {
         Target::parse("member", &self.member, &self.member_tls)
     }
@@ -367,7 +367,7 @@ impl Config {
     /// The other member.
     ///
     /// # Errors
-    /// If the connection string makes no sense.
+    /// A connection string that cannot be parsed.
     pub fn other_target(&self) -> Result<Target, ConfigError> {
         Target::parse("other_member", &self.other_member, &self.member_tls)
     }
@@ -388,7 +388,7 @@ impl Config {
     pub fn rules(&self) -> Rules {
         let millis = |time: Duration| u64::try_from(time.as_millis()).unwrap_or(u64::MAX);
         Rules {
-            ack: self.ack,
+            commit_ack: self.commit_ack,
             timeout_ms: millis(self.timeout),
             lease_ms: millis(self.lease),
             patience_ms: if self.first { 0 } else { millis(self.timeout) },

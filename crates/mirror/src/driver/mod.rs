@@ -1,6 +1,7 @@
 //! What does what the core decides: sockets, tasks, clocks, programs.
 
 mod advice;
+mod answer;
 mod apply;
 mod apply_rows;
 mod aside;
@@ -82,7 +83,7 @@ const NO_SUCH_DATABASE: &str = "3D000";
 /// Why a manager cannot run.
 #[derive(Debug, thiserror::Error)]
 pub enum RunError {
-    /// The configuration makes no sense.
+    /// The configuration is wrong.
     #[error(transparent)]
     Config(#[from] ConfigError),
     /// An address cannot be listened at.
@@ -284,7 +285,7 @@ async fn attend(hub: &Hub, is_up: &mut bool) -> Result<(), WireError> {
     let new = is_new.then(jobs::unused_identity).transpose()?;
     let mut session = match Postgres::connect(&hub.member.target, "understudy mirror").await {
         // A server that was made anew has not even the database. What the mirror begins with must have it.
-        Err(WireError::Said(said)) if said.code == NO_SUCH_DATABASE && !is_new => {
+        Err(WireError::Server(said)) if said.code == NO_SUCH_DATABASE && !is_new => {
             hub.act(|manager, _| manager.member_empty(false));
             return Ok(());
         }

@@ -117,8 +117,8 @@ fn facts(status: &Status) -> Vec<(&'static str, String)> {
         ));
         facts.push(("sessions of clients", status.clients.to_string()));
         let acknowledged = match status.ack {
-            crate::core::manager::Ack::Both => "both members have committed",
-            crate::core::manager::Ack::Logged => "the log is durable and one has committed",
+            crate::core::manager::CommitAck::Both => "both members have committed",
+            crate::core::manager::CommitAck::Durable => "the log is durable and one has committed",
         };
         facts.push(("acknowledged when", acknowledged.to_owned()));
     }

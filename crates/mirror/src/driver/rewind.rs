@@ -54,7 +54,7 @@ impl From<Refused> for RewindError {
 impl From<Failed> for RewindError {
     fn from(failed: Failed) -> RewindError {
         match failed {
-            Failed::Wire(WireError::Said(said)) => {
+            Failed::Wire(WireError::Server(said)) => {
                 RewindError::Refused(format!("{}: {}", said.code, said.message))
             }
             Failed::Wire(error) => RewindError::Wire(error),

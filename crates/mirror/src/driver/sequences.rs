@@ -65,7 +65,7 @@ impl Sequences {
 async fn ask(session: &mut Postgres) -> Result<Vec<Vec<Option<String>>>, WireError> {
     for _ in 0..ATTEMPTS {
         match session.query(QUESTION).await {
-            Err(WireError::Said(said)) if said.code == LOCKED => {
+            Err(WireError::Server(said)) if said.code == LOCKED => {
                 tokio::time::sleep(TRY_AGAIN).await
             }
             asked => return asked.map(|reply| reply.rows()),

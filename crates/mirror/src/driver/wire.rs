@@ -9,12 +9,14 @@ use dax::tls::PostgresServer;
 use postgres_protocol::authentication::md5_hash;
 use postgres_protocol::authentication::sasl::{ChannelBinding, ScramSha256};
 use postgres_protocol::message::frontend;
-use protocol::frame::{self, error_fields};
+use protocol::frame;
 use proxy::driver::dial::DialError;
 use proxy::driver::socket::Socket;
 
 use super::config::Target;
 use super::statements::Statements;
+
+pub use super::answer::{Reply, ServerError, WireError, status, tag};
 
 /// A longer message ends the connection.
 const MESSAGE_BYTES: usize = 256 << 20;
@@ -124,123 +126,6 @@ impl Wire {
     }
 }
 
-/// What a server says was wrong.
-#[derive(Debug, Clone)]
-pub struct Said {
-    /// SQLSTATE.
-    pub code: String,
-    /// What happened.
-    pub message: String,
-    /// The whole `ErrorResponse`.
-    pub frame: BytesMut,
-}
-
-impl Said {
-    pub fn read(message: BytesMut) -> Said {
-        let fields = error_fields(&message);
-        Said {
-            code: String::from_utf8_lossy(fields.code).into_owned(),
-            message: String::from_utf8_lossy(fields.message).into_owned(),
-            frame: message,
-        }
-    }
-}
-
-/// Why a server has not answered as it should.
-#[derive(Debug, thiserror::Error)]
-pub enum WireError {
-    /// The connection is gone; nobody knows what was done.
-    #[error("the connection to the member is lost")]
-    Lost(#[from] io::Error),
-    /// The server refused.
-    #[error("{}: {}", .0.code, .0.message)]
-    Said(Box<Said>),
-}
-
-/// What was answered up to `ReadyForQuery`.
-#[derive(Debug, Default)]
-pub struct Reply {
-    /// Messages, without `ReadyForQuery`, and notices.
-    pub messages: Vec<BytesMut>,
-    /// What was wrong.
-    pub error: Option<Box<Said>>,
-    /// Settings that have changed.
-    pub reported: Vec<BytesMut>,
-    /// The transaction's state after it.
-    pub status: u8,
-}
-
-impl Reply {
-    /// The rows as text.
-    pub fn rows(&self) -> Vec<Vec<Option<String>>> {
-        let rows = self.messages.iter().filter(|message| message[0] == b'D');
-        rows.map(|row| columns(row)).collect()
-    }
-
-    /// The first row as text; empty if there is none.
-    pub fn row(&self) -> Vec<Option<String>> {
-        let first = self.messages.iter().find(|message| message[0] == b'D');
-        first.map_or_else(Vec::new, |row| columns(row))
-    }
-
-    /// The first column of the first row.
-    pub fn value(&self) -> Option<String> {
-        self.row().into_iter().next().flatten()
-    }
-
-    /// Fails if the server refused.
-    pub fn checked(self) -> Result<Reply, WireError> {
-        match self.error {
-            Some(error) => Err(WireError::Said(error)),
-            None => Ok(self),
-        }
-    }
-}
-
-/// The state of a session that `ReadyForQuery` tells.
-pub fn status(message: &[u8]) -> u8 {
-    frame::body(message).first().copied().unwrap_or(b'I')
-}
-
-/// The tag of the last statement that was answered.
-pub fn tag(messages: &[BytesMut]) -> String {
-    let last = messages.iter().rev().find(|message| message[0] == b'C');
-    let text = last.and_then(|message| frame::name(frame::body(message)));
-    text.map_or_else(String::new, |(tag, _)| tag.to_owned())
-}
-
-/// The columns of a `DataRow`, as text.
-pub fn columns(row: &[u8]) -> Vec<Option<String>> {
-    fields(row)
-        .into_iter()
-        .map(|field| field.map(|field| String::from_utf8_lossy(field).into_owned()))
-        .collect()
-}
-
-/// The columns of a `DataRow`.
-pub fn fields(row: &[u8]) -> Vec<Option<&[u8]>> {
-    let mut body = frame::body(row);
-    let mut fields = Vec::new();
-    if body.len() < 2 {
-        return fields;
-    }
-    for _ in 0..body.get_u16() {
-        if body.len() < 4 {
-            break;
-        }
-        let len = usize::try_from(body.get_i32()).ok();
-        fields.push(match len {
-            Some(len) if len <= body.len() => {
-                let (field, rest) = body.split_at(len);
-                body = rest;
-                Some(field)
-            }
-            _ => None,
-        });
-    }
-    fields
-}
-
 /// Connects to where a member was found to accept writes.
 pub async fn dial(target: &Target) -> io::Result<Socket> {
     let (host, port) = target.place();
@@ -291,11 +176,11 @@ pub async fn asks_nobody(target: &Target) -> Result<bool, WireError> {
         if message[0] != b'E' {
             return Ok(frame::body(&message).starts_with(&[0; 4]));
         }
-        let said = Said::read(message);
+        let said = ServerError::read(message);
         match said.code.starts_with("28") {
             true => Ok(false),
             // It does not get that far now.
-            false => Err(WireError::Said(Box::new(said))),
+            false => Err(WireError::Server(Box::new(said))),
         }
     };
     let asked = tokio::time::timeout(CONNECT_TIMEOUT, asked).await;
@@ -389,7 +274,7 @@ impl Postgres {
         loop {
             let message = self.wire.receive().await?;
             match message[0] {
-                b'E' => return Err(WireError::Said(Box::new(Said::read(message)))),
+                b'E' => return Err(WireError::Server(Box::new(ServerError::read(message)))),
                 b'Z' => return Ok(()),
                 b'R' => {}
                 _ => continue,
@@ -448,7 +333,7 @@ impl Postgres {
             let message = self.wire.receive().await?;
             match message[0] {
                 b'W' => return Ok(()),
-                b'E' => return Err(WireError::Said(Box::new(Said::read(message)))),
+                b'E' => return Err(WireError::Server(Box::new(ServerError::read(message)))),
                 _ => {}
             }
         }
@@ -473,7 +358,7 @@ pub async fn reply(wire: &mut Wire) -> Result<Reply, WireError> {
                 return Ok(reply);
             }
             b'E' => {
-                let said = Said::read(message);
+                let said = ServerError::read(message);
                 if reply.error.is_none() {
                     reply.error = Some(Box::new(said));
                 }

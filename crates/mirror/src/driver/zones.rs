@@ -306,7 +306,12 @@ fn identity(record: Option<Bytes>) -> Result<Option<Identity>> {
         return Ok(None);
     };
     let read = Identity::parse(&String::from_utf8_lossy(&record));
-    let wrong = || Error::new(ErrorKind::Corrupt, "which log it is makes no sense");
+    let wrong = || {
+        Error::new(
+            ErrorKind::Corrupt,
+            "the log's identity is not a number in hexadecimal",
+        )
+    };
     read.map(Some).ok_or_else(wrong)
 }
 
@@ -318,7 +323,7 @@ fn position(record: Option<Bytes>) -> Result<Position> {
     read.map_err(|error| {
         Error::new(
             ErrorKind::Corrupt,
-            format!("where the log begins makes no sense: {error}"),
+            format!("the first position of the log cannot be read: {error}"),
         )
     })
 }

@@ -164,7 +164,9 @@ fn rows_whose_owner_lacks_a_right_wait_until_somebody_grants_it() {
     site.level();
     let found = site.check(site.who_serves());
     let names = found.findings.iter().flat_map(|one| one.names.iter());
-    let called: Vec<&String> = names.filter(|name| name.contains("is_ok(integer)")).collect();
+    let called: Vec<&String> = names
+        .filter(|name| name.contains("is_ok(integer)"))
+        .collect();
     assert!(!called.is_empty() && !found.ok, "{found:?}");
     run(&site, &admin, "INSERT INTO t VALUES (1)");
     let standby = 1 - site.who_serves();

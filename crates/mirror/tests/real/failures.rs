@@ -168,7 +168,7 @@ fn lose_managers(mut site: Site) {
 // hazard: MIRROR-27
 #[test]
 fn nothing_is_lost_with_members() {
-    lose_members(&Site::start("ack = 'logged'"));
+    lose_members(&Site::start("commit_ack = 'durable'"));
 }
 
 /// Commits that waited for the log are visible after a crash, although nobody was told of them.

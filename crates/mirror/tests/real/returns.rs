@@ -62,6 +62,7 @@ fn was_rewound(site: &Site, at: usize, rewinds: u64) {
 /// The tables of a load with keys, without one, and with rows that all clients change.
 #[test]
 fn a_primary_that_was_lost_under_load_is_rewound_again_and_again() {
+    // The former name of commit_ack = 'durable'.
     let site = Site::start("ack = 'logged'");
     let load = Load::begin(&site);
     let mut rewinds = [0, 0];

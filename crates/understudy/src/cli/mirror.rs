@@ -16,7 +16,7 @@ use super::duration;
 #[command(after_help = "\
 Examples:
   understudy mirror check --config north.toml
-  understudy mirror init --config north.toml
+  understudy mirror create-log --config north.toml
   understudy mirror run --config north.toml
   understudy mirror status --config north.toml
   understudy mirror switchover --config north.toml
@@ -27,6 +27,9 @@ pub enum Mirror {
     /// Say what would be refused, or differ, before anything starts; nothing is changed.
     Check(MirrorAsking),
     /// Make the volume that keeps the log.
+    CreateLog(MirrorFile),
+    /// Former name of `create-log`.
+    #[command(hide = true)]
     Init(MirrorFile),
     /// Run the replication manager of a member.
     Run(MirrorRun),

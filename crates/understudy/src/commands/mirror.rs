@@ -41,7 +41,11 @@ pub fn run(command: cli::Mirror) -> anyhow::Result<Code> {
     use super::process::on_runtime;
     match command {
         cli::Mirror::Check(args) => on_runtime(async move { check(&args).await }),
-        cli::Mirror::Init(args) => on_runtime(async move { init(&args.config).await }),
+        cli::Mirror::CreateLog(args) => on_runtime(async move { create_log(&args.config).await }),
+        cli::Mirror::Init(args) => {
+            tracing::warn!("\"mirror init\" has a new name: use \"mirror create-log\"");
+            on_runtime(async move { create_log(&args.config).await })
+        }
         cli::Mirror::Run(args) => serve(args),
         cli::Mirror::Status(args) => on_runtime(async move { status(&args).await }),
         cli::Mirror::Switchover(args) => on_runtime(async move { switch_over(&args).await }),
@@ -66,7 +70,7 @@ async fn check(args: &MirrorAsking) -> anyhow::Result<Code> {
     })
 }
 
-async fn init(file: &Path) -> anyhow::Result<Code> {
+async fn create_log(file: &Path) -> anyhow::Result<Code> {
     let (cluster, config) = load(file)?;
     if config.single {
         let why = "a single member has no log, and needs no volume";

@@ -48,7 +48,7 @@ use super::rows::Lsn;
 pub use peer::Message;
 use primary::Primary;
 use standby::Standby;
-pub use types::{Ack, Effect, Life, Role, Rules, Why};
+pub use types::{CommitAck, Effect, Life, Role, Rules, Why};
 
 /// A replication manager. Every method takes what happened and adds to `out` what is to be done.
 #[derive(Debug)]
@@ -407,7 +407,7 @@ impl Manager {
             // What is logged in its epoch the member has made itself.
             (first.0..=last.0).for_each(|number| ledger.insert(Number(number)));
         }
-        primary.answer(self.rules.ack, out);
+        primary.answer(self.rules.commit_ack, out);
         self.pump(out);
         self.hand_over(out);
     }

@@ -164,7 +164,7 @@ impl Manager {
     /// The connection to the other manager is broken.
     pub fn peer_lost(&mut self, out: &mut Vec<Effect>) {
         self.standby.epoch = None;
-        let ack = self.rules.ack;
+        let ack = self.rules.commit_ack;
         if let Some(primary) = &mut self.primary {
             primary.follower = None;
             primary.answer(ack, out);
@@ -217,7 +217,7 @@ impl Manager {
                 follower.since_ms = now_ms;
             }
         }
-        primary.answer(self.rules.ack, out);
+        primary.answer(self.rules.commit_ack, out);
         let has = self
             .ledger
             .as_ref()
@@ -283,7 +283,7 @@ impl Manager {
     }
 
     fn peer_applied(&mut self, numbers: &[Number], floor: Number, out: &mut Vec<Effect>) {
-        let (ack, now_ms) = (self.rules.ack, self.now_ms);
+        let (ack, now_ms) = (self.rules.commit_ack, self.now_ms);
         let Some(primary) = &mut self.primary else {
             return;
         };
@@ -356,7 +356,7 @@ impl Manager {
             None => {
                 primary.follower = None;
                 out.push(Effect::Send(Message::TooLate { epoch }));
-                let ack = self.rules.ack;
+                let ack = self.rules.commit_ack;
                 primary.answer(ack, out);
             }
             Some(mut records) if !records.is_empty() => {

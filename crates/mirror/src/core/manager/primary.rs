@@ -7,7 +7,7 @@ use super::super::flaw::Flaw;
 use super::super::log::Identity;
 use super::super::record::{Draft, Number, Record};
 use super::super::rows::Lsn;
-use super::{Ack, Effect};
+use super::{CommitAck, Effect};
 
 /// Records that are kept in memory for the other manager; fewer if they are long.
 const RECENT_RECORDS: usize = 4_096;
@@ -243,7 +243,7 @@ impl Primary {
         }
     }
 
-    pub fn on_peer(&mut self, numbers: &[Number], ack: Ack, out: &mut Vec<Effect>) {
+    pub fn on_peer(&mut self, numbers: &[Number], ack: CommitAck, out: &mut Vec<Effect>) {
         for number in numbers {
             if let Some(commit) = self.commits.get_mut(number) {
                 commit.is_on_peer = true;
@@ -253,9 +253,9 @@ impl Primary {
     }
 
     /// Acknowledges what can be, and forgets what nobody waits for any more.
-    pub fn answer(&mut self, ack: Ack, out: &mut Vec<Effect>) {
+    pub fn answer(&mut self, ack: CommitAck, out: &mut Vec<Effect>) {
         let floor = match &self.follower {
-            Some(follower) if follower.is_standby && ack == Ack::Both => Some(follower.floor),
+            Some(follower) if follower.is_standby && ack == CommitAck::Both => Some(follower.floor),
             _ => None,
         };
         for (number, commit) in &mut self.commits {

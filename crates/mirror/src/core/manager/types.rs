@@ -11,19 +11,20 @@ use super::Message;
 /// When a commit is acknowledged.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
-pub enum Ack {
+pub enum CommitAck {
     /// The log is durable, and both members have committed. A standby that is lost or too far behind does not count.
     #[default]
     Both,
     /// The log is durable, and the primary's member has committed.
-    Logged,
+    #[serde(alias = "logged")]
+    Durable,
 }
 
 /// What a manager goes by.
 #[derive(Debug, Clone)]
 pub struct Rules {
     /// When a commit is acknowledged.
-    pub ack: Ack,
+    pub commit_ack: CommitAck,
     /// How long a primary may say nothing before it is taken for lost, in milliseconds.
     pub timeout_ms: u64,
     /// How long after the zones have confirmed it a primary's epoch is taken to stand, in milliseconds; below the timeout.
@@ -44,7 +45,7 @@ pub struct Rules {
 impl Default for Rules {
     fn default() -> Rules {
         Rules {
-            ack: Ack::Both,
+            commit_ack: CommitAck::Both,
             timeout_ms: 3_000,
             lease_ms: 1_000,
             patience_ms: 0,

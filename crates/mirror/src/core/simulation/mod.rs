@@ -22,7 +22,7 @@ use simulate::{Coverage, Outcome};
 
 use super::flaw::Flaw;
 use super::log::Identity;
-use super::manager::{Ack, Effect, Life, Manager, Message, Role, Rules, Why};
+use super::manager::{CommitAck, Effect, Life, Manager, Message, Role, Rules, Why};
 use super::record::{Number, Record};
 use super::rows::Lsn;
 
@@ -120,10 +120,10 @@ impl World {
     fn new(seed: u64, flaw: Option<Flaw>, trace: bool) -> World {
         let mut rng = SmallRng::seed_from_u64(seed);
         let rules = Rules {
-            ack: if rng.random_bool(0.5) {
-                Ack::Both
+            commit_ack: if rng.random_bool(0.5) {
+                CommitAck::Both
             } else {
-                Ack::Logged
+                CommitAck::Durable
             },
             timeout_ms: TIMEOUT_MS,
             lease_ms: TIMEOUT_MS / 2,

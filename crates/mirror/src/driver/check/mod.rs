@@ -56,7 +56,7 @@ impl Asked {
         let mut server = Postgres::connect(&target.elsewhere(), NAME).await?;
         server.query(BEGIN).await?;
         let mut database = match Postgres::connect(target, NAME).await {
-            Err(WireError::Said(said)) if said.code == super::NO_SUCH_DATABASE => None,
+            Err(WireError::Server(said)) if said.code == super::NO_SUCH_DATABASE => None,
             connected => Some(connected?),
         };
         if let Some(session) = &mut database {

@@ -15,7 +15,7 @@ use protocol::frame::{self, Refusal, error_fields};
 use proxy::core::sql::{Effect, Kind};
 
 use super::super::rows;
-use super::super::wire::{Said, WireError, status};
+use super::super::wire::{ServerError, WireError, status};
 use super::bound::read_parse;
 use super::{End, PENDING_BYTES, Result, Session, gone};
 use crate::core::cancelled::hides_warnings;
@@ -238,7 +238,9 @@ impl Session {
 
     async fn hear(&mut self, message: &[u8]) -> Result<()> {
         if self.is_between() && message[0] == b'E' {
-            return Err(WireError::Said(Box::new(Said::read(BytesMut::from(message)))).into());
+            return Err(
+                WireError::Server(Box::new(ServerError::read(BytesMut::from(message)))).into(),
+            );
         }
         match message[0] {
             // The server's warning may not be among the messages that the client wants.
@@ -343,7 +345,7 @@ impl Session {
             "Connect again, and look whether it has; name both managers in the connection string.",
         );
         match end {
-            End::Lost(_) | End::Told(_) | End::Said(_) => End::Told(Box::new(refusal)),
+            End::Lost(_) | End::Told(_) | End::Server(_) => End::Told(Box::new(refusal)),
             end @ (End::Leaves | End::Terminated) => end,
         }
     }

@@ -11,7 +11,7 @@ use proxy::driver::socket::Socket;
 use tokio::time::Instant;
 
 use super::super::peer;
-use super::super::wire::{Said, Wire};
+use super::super::wire::{ServerError, Wire};
 use super::login::{Door, log_in, not_proved};
 use super::startup::{Goes, reach};
 use super::{End, Result, Session, not_primary};
@@ -129,7 +129,7 @@ impl Session {
                 b'S' => reported.push(message),
                 b'K' => key = frame::body(&message).to_vec(),
                 b'E' => {
-                    let said = Said::read(message);
+                    let said = ServerError::read(message);
                     // It is not ready, or has no place now.
                     return Err(match said.code.as_str() {
                         "57P03" | "53300" => Turned::Not(said.message),
@@ -191,7 +191,7 @@ impl Session {
 }
 
 /// The other member, or its manager, refuses the session.
-fn turned_away(said: Said) -> End {
+fn turned_away(said: ServerError) -> End {
     let refusal = Refusal::fatal(
         "57P01",
         "this manager is not primary any more, and the other one does not let the session in",

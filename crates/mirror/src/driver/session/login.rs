@@ -110,7 +110,7 @@ pub async fn log_in(
                 door.answer(hub, &message, server).await?;
                 continue;
             }
-            b'E' => return Err(End::Said(message)),
+            b'E' => return Err(End::Server(message)),
             b'K' => key = frame::body(&message).to_vec(),
             b'S' => reported.push(message.clone()),
             _ => {}

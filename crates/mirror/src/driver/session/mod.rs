@@ -56,7 +56,7 @@ enum End {
     /// The client is told this.
     Told(Box<Refusal>),
     /// The client is told what the member says.
-    Said(BytesMut),
+    Server(BytesMut),
     /// This manager is not primary any more, and the session has nothing under way: it goes on at the other one.
     Leaves,
     /// The client has ended it.
@@ -73,7 +73,7 @@ impl From<WireError> for End {
     fn from(error: WireError) -> End {
         match error {
             WireError::Lost(error) => End::Lost(error),
-            WireError::Said(said) => End::Lost(io::Error::other(said.message)),
+            WireError::Server(said) => End::Lost(io::Error::other(said.message)),
         }
     }
 }

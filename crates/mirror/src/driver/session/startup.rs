@@ -283,7 +283,7 @@ impl Wire {
     pub(super) async fn say_why(&mut self, end: End) {
         match end {
             End::Told(refusal) => refusal.put(&mut self.output),
-            End::Said(message) => self.output.extend_from_slice(&message),
+            End::Server(message) => self.output.extend_from_slice(&message),
             End::Lost(error) => {
                 tracing::debug!(%error, "a session ended");
                 Refusal::fatal("57P01", "the connection to the member is lost")

@@ -116,7 +116,7 @@ pub(super) async fn make(
             failed => failed,
         };
         match made {
-            Err(WireError::Said(said)) if said.code == "55006" && attempt < ATTEMPTS => {
+            Err(WireError::Server(said)) if said.code == "55006" && attempt < ATTEMPTS => {
                 tokio::time::sleep(TRY_AGAIN).await;
             }
             renamed => {

@@ -84,7 +84,7 @@ pub fn second_member() -> Vec<String> {
          # 3. Write the file of the second manager, which has peer and other_member the other way round, and no first.\n\
          # 4. Then:\n\
          understudy mirror check --config FILE\n\
-         understudy mirror init --config FILE\n\
+         understudy mirror create-log --config FILE\n\
          systemctl restart understudy-mirror@app          # this manager; app is the name of its file\n\
          systemctl enable --now understudy-mirror@app     # beside the second member, which is filled";
     text.lines().map(ToOwned::to_owned).collect()

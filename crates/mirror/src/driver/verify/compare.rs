@@ -127,7 +127,7 @@ impl Side {
         );
         let row = match self.session.query(&text).await {
             Ok(reply) => reply.row(),
-            Err(WireError::Said(said)) if said.code == CANCELLED => {
+            Err(WireError::Server(said)) if said.code == CANCELLED => {
                 self.session.query(GIVE_BACK).await?;
                 return Ok(None);
             }
