@@ -42,7 +42,7 @@ pub struct Options {
 /// One workload on both systems, in transactions a second.
 #[derive(Debug, Clone, Serialize)]
 pub struct Workload {
-    /// Name of the run.
+    /// Name of the workload.
     pub name: String,
     /// The stock server.
     pub stock: Sample,
