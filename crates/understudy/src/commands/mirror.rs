@@ -21,7 +21,7 @@ use serde_json::Value;
 use crate::cli::{self, MirrorAsking, MirrorResolving};
 use crate::exit::{Code, Failure};
 use findings::findings;
-use managers::{ask_both, ask_primary, load, silent, statuses, switchover};
+use managers::{ask_both, ask_primary, declined, load, silent, statuses, switchover};
 
 /// Opens the volume of a configuration.
 struct Tier(ClusterConfig);
@@ -259,7 +259,7 @@ async fn decide(args: &MirrorResolving) -> anyhow::Result<Code> {
     let (tls, own) = (cluster.tls()?, config.peer_listen.to_string());
     let resolved = resolve([&own, &config.peer], tls.as_ref(), &args.keep).await;
     let resolved = resolved.map_err(|error| silent(&error))?;
-    let resolved = resolved.map_err(|why| Failure::new(Code::Refused, why))?;
+    let resolved = resolved.map_err(|why| declined(Question::Replace, false, why))?;
     if args.asking.json {
         println!("{}", serde_json::to_string(&resolved)?);
         return Ok(Code::Ok);
@@ -278,10 +278,11 @@ async fn decide(args: &MirrorResolving) -> anyhow::Result<Code> {
 }
 
 async fn history(args: &MirrorAsking) -> anyhow::Result<Code> {
+    let (_, config) = load(&args.file.config)?;
     let told = ask_both(&args.file.config, Question::History).await?;
     let told = told.into_iter().flatten().min_by_key(Result::is_err);
     let told = told.ok_or_else(|| Failure::new(Code::Unavailable, "no manager can be reached"))?;
-    let told = told.map_err(|why| Failure::new(Code::Refused, why))?;
+    let told = told.map_err(|why| declined(Question::History, config.single, why))?;
     if args.json {
         println!("{told}");
         return Ok(Code::Ok);

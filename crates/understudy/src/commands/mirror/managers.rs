@@ -4,7 +4,6 @@ use std::io;
 use std::path::Path;
 
 use coordination::config::{ClusterConfig, check_keys};
-use mirror::core::manager::Role;
 use mirror::driver::Status;
 use mirror::driver::config::Config;
 use mirror::driver::peer::{Question, ask};
@@ -56,18 +55,24 @@ pub(super) fn silent(error: &io::Error) -> Failure {
     Failure::new(Code::Unavailable, why).advise("Look at both with understudy mirror status.")
 }
 
-/// The answer of a manager, or the failure of the command. A comparison that is not made is not available; any other question is
-/// refused.
-fn answer(
-    question: Question,
-    asked: io::Result<Result<String, String>>,
-) -> Result<String, Failure> {
+/// The failure of a command that a manager has answered with a reason. Members that are not compared, or a history that cannot be read,
+/// are not available now; anything else is refused.
+pub(super) fn declined(question: Question, is_single: bool, why: String) -> Failure {
     let code = match question {
-        Question::Verify => Code::Unavailable,
+        Question::Verify | Question::History if !is_single => Code::Unavailable,
         _ => Code::Refused,
     };
+    Failure::new(code, why)
+}
+
+/// The answer of a manager, or the failure of the command.
+fn answer(
+    question: Question,
+    is_single: bool,
+    asked: io::Result<Result<String, String>>,
+) -> Result<String, Failure> {
     let told = asked.map_err(|error| silent(&error))?;
-    told.map_err(|why| Failure::new(code, why))
+    told.map_err(|why| declined(question, is_single, why))
 }
 
 /// The place and the status of the primary; of two that say they are, the one of the later epoch.
@@ -94,19 +99,14 @@ pub(super) async fn ask_primary(
         Failure::new(Code::Unavailable, "no manager is primary")
             .advise("Look at both with understudy mirror status.")
     };
-    let (at, status) = primary(statuses).ok_or_else(none)?;
+    let (at, _) = primary(statuses).ok_or_else(none)?;
     let (cluster, config) = load(file)?;
     let address = match at {
         0 => config.peer_listen.to_string(),
         _ => config.peer,
     };
     let asked = ask(&address, cluster.tls()?.as_ref(), question).await;
-    if status.role == Role::Single
-        && let Ok(Err(why)) = asked
-    {
-        return Err(Failure::new(Code::Refused, why).into());
-    }
-    Ok(answer(question, asked)?)
+    Ok(answer(question, config.single, asked)?)
 }
 
 #[cfg(test)]
@@ -126,15 +126,17 @@ mod tests {
     fn a_manager_that_dies_during_a_comparison_is_not_available() {
         let lost = || Err(io::ErrorKind::UnexpectedEof.into());
         for question in [Question::Verify, Question::SwitchoverIn(7), Question::Adopt] {
-            let failure = answer(question, lost()).expect_err("it is lost");
+            let failure = answer(question, false, lost()).expect_err("it is lost");
             assert_eq!(failure.code(), Code::Unavailable, "{question:?}");
         }
         let why = || Ok(Err("this manager is not primary".to_owned()));
-        let failure = answer(Question::Verify, why()).expect_err("not compared");
+        let failure = answer(Question::Verify, false, why()).expect_err("not compared");
         assert_eq!(failure.code(), Code::Unavailable);
-        let failure = answer(Question::SwitchoverIn(7), why()).expect_err("refused");
+        let failure = answer(Question::SwitchoverIn(7), false, why()).expect_err("refused");
         assert_eq!(failure.code(), Code::Refused);
-        let told = answer(Question::Verify, Ok(Ok("{}".to_owned())));
+        let failure = answer(Question::Verify, true, why()).expect_err("there is no mirror");
+        assert_eq!(failure.code(), Code::Refused);
+        let told = answer(Question::Verify, false, Ok(Ok("{}".to_owned())));
         assert_eq!(told.expect("an answer"), "{}");
     }
 
