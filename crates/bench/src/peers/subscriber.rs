@@ -134,8 +134,11 @@ async fn make_slot(active: &Client, servers: &[Server], failover: bool) -> anyho
     }
     for server in servers {
         loop {
-            let client = connect(&server.config()).await?;
-            if client.query_one(&there, &[]).await?.get::<_, i64>(0) == 1 {
+            // A standby may start again for the slot.
+            if let Ok(client) = connect(&server.config()).await
+                && let Ok(row) = client.query_one(&there, &[]).await
+                && row.get::<_, i64>(0) == 1
+            {
                 break;
             }
             ensure!(Instant::now() < deadline, "{} has no slot", server.host);
