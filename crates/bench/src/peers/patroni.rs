@@ -14,6 +14,7 @@ use async_trait::async_trait;
 use nix::unistd::Pid;
 use serde_json::json;
 
+use super::subscriber::{SLOT, has_failover_slots};
 use super::system::{Death, Machines, NORTH, SOUTH, System, WITNESSES, parameters};
 use super::{Distance, Options, TIMEOUT};
 use cluster::clients::schema::Server;
@@ -249,6 +250,25 @@ fn configuration(
         .into_iter()
         .map(|(name, value)| (name, value.into()))
         .collect();
+    let mut dcs = json!({
+        "ttl": options.patroni_ttl,
+        // Its documentation: loop_wait + 2 * retry_timeout is at most ttl.
+        "loop_wait": (options.patroni_ttl / 3).max(1),
+        "retry_timeout": (options.patroni_ttl / 3).max(3),
+        "synchronous_mode": synchronous,
+        "postgresql": { "parameters": shared },
+    });
+    if options.subscriber && has_failover_slots(&options.bin)? {
+        for parameter in ["sync_replication_slots", "hot_standby_feedback"] {
+            dcs["postgresql"]["parameters"][parameter] = "on".into();
+        }
+        // It drops slots that it does not know.
+        dcs["ignore_slots"] = json!([{ "name": SLOT, "type": "logical" }]);
+    } else if options.subscriber {
+        dcs["slots"] = json!({
+            SLOT: { "type": "logical", "database": "postgres", "plugin": "pgoutput" },
+        });
+    }
     let config = json!({
         "scope": "bench",
         "name": machine,
@@ -258,14 +278,7 @@ fn configuration(
         },
         "etcd3": { "hosts": etcd },
         "bootstrap": {
-            "dcs": {
-                "ttl": options.patroni_ttl,
-                // Its documentation: loop_wait + 2 * retry_timeout is at most ttl.
-                "loop_wait": (options.patroni_ttl / 3).max(1),
-                "retry_timeout": (options.patroni_ttl / 3).max(3),
-                "synchronous_mode": synchronous,
-                "postgresql": { "parameters": shared },
-            },
+            "dcs": dcs,
             "initdb": ["no-sync"],
         },
         "postgresql": {

@@ -127,6 +127,7 @@ impl Section {
         self.processors(&mut out);
         self.work(&mut out);
         self.loss_table(&mut out);
+        self.subscriber_table(&mut out);
         out
     }
 
@@ -329,6 +330,38 @@ impl Section {
                 of(losses, |loss| loss.tps_after).median,
                 losses.iter().map(|loss| loss.acknowledged).sum::<u64>(),
                 losses.iter().map(|loss| loss.lost).sum::<u64>(),
+            );
+        }
+    }
+}
+
+impl Section {
+    fn subscriber_table(&self, out: &mut String) {
+        let seen = |losses: &[Loss]| -> Vec<_> {
+            losses.iter().filter_map(|loss| loss.subscriber).collect()
+        };
+        if self.losses.values().all(|losses| seen(losses).is_empty()) {
+            return;
+        }
+        out.push_str(
+            "\nA PostgreSQL subscribes to the prober's rows meanwhile:\n\n\
+             | system | times | no rows, s | worst, s | missed | not on the new active |\n|---|---|---|---|---|---|\n",
+        );
+        for (kind, losses) in &self.losses {
+            let seen = seen(losses);
+            if seen.is_empty() {
+                continue;
+            }
+            let silent = of(&seen, |seen| seen.silent_ms / 1000.0);
+            let worst = silent.runs.iter().copied().fold(0.0, f64::max);
+            let _ = writeln!(
+                out,
+                "| {} | {} | {} | {worst:.1} | {} | {} |",
+                kind.name(),
+                seen.len(),
+                seconds_with_spread(&silent),
+                seen.iter().map(|seen| seen.missing).sum::<u64>(),
+                seen.iter().map(|seen| seen.unexpected).sum::<u64>(),
             );
         }
     }
