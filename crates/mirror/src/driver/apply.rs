@@ -307,7 +307,9 @@ impl Member {
         if rows.defines() {
             return None;
         }
-        let owners = self.code_owners(std::slice::from_ref(&rows)).await.ok()?;
+        let Ok(owners) = self.code_owners(std::slice::from_ref(&rows)).await else {
+            return Some("the owners of its tables cannot be looked up now".to_owned());
+        };
         let is_any = !owners.is_empty();
         let roles: Vec<String> = owners.iter().map(deputy::code_role).collect();
         let names: Vec<&str> = owners.iter().map(|owner| owner.name.as_str()).collect();

@@ -135,7 +135,7 @@ fn default_retain() -> u64 {
 pub struct Target {
     /// Hosts (a name, an address, or the directory of a socket) and ports. A cluster has several.
     pub hosts: Vec<(String, u16)>,
-    /// The one that accepted writes last. Clones share it.
+    /// The one that accepts writes, once it was found. Clones share it.
     pub writable: Arc<AtomicUsize>,
     /// A superuser.
     pub user: String,
@@ -153,15 +153,25 @@ pub struct Target {
 const ELSEWHERE: &str = "template1";
 
 impl Target {
-    /// The server that accepted writes last.
+    /// The server that accepts writes, or may.
     pub fn place(&self) -> (&str, u16) {
-        let (host, port) = &self.hosts[self.writable.load(Ordering::Relaxed)];
+        let (host, port) = &self.hosts[self.first()];
         (host, *port)
+    }
+
+    fn first(&self) -> usize {
+        let found = self.writable.load(Ordering::Relaxed);
+        if found < self.hosts.len() { found } else { 0 }
+    }
+
+    /// True if it was found which one accepts writes.
+    pub fn is_found(&self) -> bool {
+        self.writable.load(Ordering::Relaxed) < self.hosts.len()
     }
 
     /// Its hosts as they are to be tried: the one that accepted writes last is the first.
     pub fn candidates(&self) -> impl Iterator<Item = usize> {
-        let (first, count) = (self.writable.load(Ordering::Relaxed), self.hosts.len());
+        let (first, count) = (self.first(), self.hosts.len());
         (0..count).map(move |step| (first + step) % count)
     }
 
@@ -228,7 +238,7 @@ impl Target {
             .map(|password| String::from_utf8_lossy(password).into_owned());
         Ok(Target {
             hosts,
-            writable: Arc::default(),
+            writable: Arc::new(AtomicUsize::new(usize::MAX)),
             user: user.to_owned(),
             password,
             database: database.to_owned(),
@@ -242,22 +252,15 @@ impl Target {
 
     /// Connection options for PostgreSQL's programs.
     pub fn environment(&self) -> Vec<(&'static str, String)> {
-        let hosts: Vec<&str> = self.hosts.iter().map(|(host, _)| host.as_str()).collect();
-        let ports: Vec<String> = self
-            .hosts
-            .iter()
-            .map(|(_, port)| port.to_string())
-            .collect();
+        // The server that a session was opened at just before: a snapshot is one server's.
+        let (host, port) = self.place();
         let mut environment = vec![
-            ("PGHOST", hosts.join(",")),
-            ("PGPORT", ports.join(",")),
+            ("PGHOST", host.to_owned()),
+            ("PGPORT", port.to_string()),
             ("PGUSER", self.user.clone()),
             ("PGDATABASE", self.database.clone()),
             ("PGSSLMODE", self.tls.mode.name().to_owned()),
         ];
-        if self.is_cluster() {
-            environment.push(("PGTARGETSESSIONATTRS", "read-write".to_owned()));
-        }
         let root = self.tls.root.as_ref();
         environment.extend(root.map(|root| ("PGSSLROOTCERT", root.display().to_string())));
         environment.extend(
@@ -429,10 +432,9 @@ mod tests {
         let tried: Vec<String> = target.candidates().map(|at| target.address(at)).collect();
         assert_eq!(tried, ["b:2", "c:3", "a:1"]);
         assert_eq!(target.place(), ("b", 2));
+        assert!(target.is_found());
         let environment = target.environment();
-        assert!(environment.contains(&("PGTARGETSESSIONATTRS", "read-write".to_owned())));
-        let one_port = parse("host=a,b port=7 user=postgres dbname=app").expect("valid");
-        assert_eq!(one_port.address(1), "b:7");
+        assert!(environment.contains(&("PGHOST", "b".to_owned())));
         assert!(parse("host=a,b,c port=1,2 user=postgres dbname=app").is_err());
     }
 

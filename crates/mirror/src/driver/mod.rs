@@ -77,9 +77,6 @@ const SAVE_EVERY: u32 = 3;
 /// How often numbers that everybody has are forgotten, in pings.
 const PRUNE_EVERY: u32 = 21;
 
-/// The SQLSTATE of a database that is not there.
-const NO_SUCH_DATABASE: &str = "3D000";
-
 /// Why a manager cannot run.
 #[derive(Debug, thiserror::Error)]
 pub enum RunError {
@@ -110,10 +107,9 @@ const UNPROVED: &str = "the member lets the manager in as anybody, without a pro
     be a superuser";
 
 /// Fails if the member asks nobody who comes from here for a proof, unless the operator wants none.
-async fn must_ask(config: &Config) -> std::io::Result<()> {
-    let target = config.target().map_err(std::io::Error::other)?;
+async fn must_ask(config: &Config, target: &config::Target) -> std::io::Result<()> {
     let is_open = !config.clients_need_no_proof
-        && wire::asks_nobody(&target)
+        && wire::asks_nobody(target)
             .await
             .map_err(std::io::Error::other)?;
     match is_open {
@@ -140,7 +136,8 @@ pub async fn run(
 ) -> Result<(), RunError> {
     config.check_protected(tls.is_some())?;
     // One that does not answer is asked again before it is used.
-    if let Err(error) = must_ask(&config).await
+    let target = config.target()?;
+    if let Err(error) = must_ask(&config, &target).await
         && error.to_string() == UNPROVED
     {
         return Err(RunError::Unproved);
@@ -258,7 +255,8 @@ async fn watch_member(hub: Arc<Hub>) {
 
 /// Stays with the only member for as long as it answers.
 async fn attend_single(hub: &Hub, is_up: &mut bool) -> Result<(), WireError> {
-    let mut session = Postgres::connect(&hub.member.target, "understudy mirror").await?;
+    let mut session = Postgres::find(&hub.member.target, "understudy mirror").await?;
+    version::learn(hub).await;
     let key = member::hold(&mut session).await?;
     let is_mirrored = state::is_of_mirror(&mut session).await?;
     hub.act(|manager, out| {
@@ -276,16 +274,17 @@ async fn attend_single(hub: &Hub, is_up: &mut bool) -> Result<(), WireError> {
 
 /// Looks at what the member has, and stays with it for as long as it answers.
 async fn attend(hub: &Hub, is_up: &mut bool) -> Result<(), WireError> {
-    must_ask(&hub.config).await?;
-    version::learn(hub).await;
+    must_ask(&hub.config, &hub.member.target).await?;
     if hub.config.single {
         return attend_single(hub, is_up).await;
     }
     let is_new = hub.config.first && hub.zones.is_new().await.unwrap_or(false);
     let new = is_new.then(jobs::unused_identity).transpose()?;
-    let mut session = match Postgres::connect(&hub.member.target, "understudy mirror").await {
+    let found = Postgres::find(&hub.member.target, "understudy mirror").await;
+    version::learn(hub).await;
+    let mut session = match found {
         // A server that was made anew has not even the database. What the mirror begins with must have it.
-        Err(WireError::Server(said)) if said.code == NO_SUCH_DATABASE && !is_new => {
+        Err(WireError::Server(said)) if said.code == wire::NO_SUCH_DATABASE && !is_new => {
             hub.act(|manager, _| manager.member_empty(false));
             return Ok(());
         }

@@ -153,6 +153,9 @@ const OWN_SETTINGS: &str = "SELECT pg_catalog.set_config(s.name, s.value, false)
     (s.name <> 'session_replication_role' OR pg_catalog.current_setting(s.name, true) <> s.value \
       AND session_user !~ '^understudy_as_[0-9]+_rows$')";
 
+/// The code of an error: the server has no database of this name.
+pub const NO_SUCH_DATABASE: &str = "3D000";
+
 /// A session of the manager's own on a member.
 pub struct Postgres {
     pub wire: Wire,
@@ -160,9 +163,26 @@ pub struct Postgres {
 
 /// True if a server lets the manager in as somebody of whom it has never heard, without asking for anything: whoever the manager lets in
 /// need prove nothing there.
+///
+/// Every server of a cluster that answers is asked: each may be the next that accepts writes.
 pub async fn asks_nobody(target: &Target) -> Result<bool, WireError> {
+    let (mut asks, mut failed) = (false, None);
+    for candidate in target.candidates() {
+        match asks_nobody_at(target, candidate).await {
+            Ok(true) => return Ok(true),
+            Ok(false) => asks = true,
+            Err(error) => failed = failed.or(Some(error)),
+        }
+    }
+    match failed {
+        Some(error) if !asks => Err(error),
+        _ => Ok(false),
+    }
+}
+
+async fn asks_nobody_at(target: &Target, candidate: usize) -> Result<bool, WireError> {
     let asked = async {
-        let mut wire = Wire::new(dial(target).await?);
+        let mut wire = Wire::new(dial_address(target, target.address(candidate)).await?);
         let nobody = protocol::scram::nonce();
         let nobody = nobody.map_err(|error| io::Error::other(error.to_string()))?;
         let parameters = [
@@ -209,6 +229,25 @@ impl Postgres {
         application: &str,
         more: &[(&str, &str)],
     ) -> Result<Postgres, WireError> {
+        match target.candidates().next() {
+            // Another server of a cluster is looked for by whoever attends to the member: sessions of one life are at one server.
+            Some(found) if target.is_found() => {
+                Postgres::connect_to(target, found, application, more).await
+            }
+            _ => Postgres::find_with(target, application, more).await,
+        }
+    }
+
+    /// Logs in at the server that accepts writes, wherever it was before.
+    pub async fn find(target: &Target, application: &str) -> Result<Postgres, WireError> {
+        Postgres::find_with(target, application, &[]).await
+    }
+
+    async fn find_with(
+        target: &Target,
+        application: &str,
+        more: &[(&str, &str)],
+    ) -> Result<Postgres, WireError> {
         let mut failed = None;
         for candidate in target.candidates() {
             match Postgres::connect_to(target, candidate, application, more).await {
@@ -216,7 +255,8 @@ impl Postgres {
                     target.found_writable(candidate);
                     return Ok(postgres);
                 }
-                Err(error) => failed = Some(error),
+                // That of the server which accepted writes last says most.
+                Err(error) => failed = failed.or(Some(error)),
             }
         }
         Err(failed.unwrap_or_else(|| io::Error::from(io::ErrorKind::NotFound).into()))
@@ -245,7 +285,18 @@ impl Postgres {
         postgres.wire.flush().await?;
         let entering = postgres.enter(target);
         let entered = tokio::time::timeout(CONNECT_TIMEOUT, entering).await;
-        entered.map_err(|_| io::Error::from(io::ErrorKind::TimedOut))??;
+        match entered.map_err(|_| io::Error::from(io::ErrorKind::TimedOut))? {
+            // A standby that is behind lacks it, and the cluster does not: whether this is one shows a database that is always there.
+            Err(WireError::Server(said)) if said.code == NO_SUCH_DATABASE => {
+                let elsewhere = target.elsewhere();
+                if target.is_cluster() && elsewhere.database != target.database {
+                    let other = Postgres::connect_to(&elsewhere, candidate, application, &[]);
+                    Box::pin(other).await?;
+                }
+                return Err(WireError::Server(said));
+            }
+            entered => entered?,
+        }
         let set = tokio::time::timeout(CONNECT_TIMEOUT, async {
             if target.is_cluster() {
                 let asked = "SELECT pg_catalog.pg_is_in_recovery()";

@@ -119,7 +119,7 @@ impl Site {
             sides,
             more: more.to_owned(),
             asks_clients: false,
-            bin: "/usr/lib/postgresql/15/bin".into(),
+            bin: crate::server::bin(),
             runtime: Runtime::new().expect("threads"),
         }
     }

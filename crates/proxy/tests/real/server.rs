@@ -24,7 +24,8 @@ pub fn free_port() -> u16 {
 /// What [`Server::cancel`] cancels.
 pub const SLEEP: &str = "SELECT pg_sleep(60)";
 
-fn bin() -> PathBuf {
+/// PostgreSQL's programs; `PG_BIN` overrides.
+pub fn bin() -> PathBuf {
     let bin = std::env::var_os("PG_BIN").map(PathBuf::from);
     bin.unwrap_or_else(|| "/usr/lib/postgresql/15/bin".into())
 }

@@ -56,7 +56,7 @@ impl Asked {
         let mut server = Postgres::connect(&target.elsewhere(), NAME).await?;
         server.query(BEGIN).await?;
         let mut database = match Postgres::connect(target, NAME).await {
-            Err(WireError::Server(said)) if said.code == super::NO_SUCH_DATABASE => None,
+            Err(WireError::Server(said)) if said.code == super::wire::NO_SUCH_DATABASE => None,
             connected => Some(connected?),
         };
         if let Some(session) = &mut database {
@@ -129,10 +129,13 @@ pub async fn check(config: &Config) -> Result<Checked, super::RunError> {
     if !config.single {
         targets.push(("other_member", config.other_target()?));
     }
-    let mut members = Vec::new();
+    let (mut members, mut reached) = (Vec::new(), Vec::new());
     for (key, target) in &targets {
         match Asked::reach(key, target).await {
-            Ok(asked) => members.push(asked),
+            Ok(asked) => {
+                members.push(asked);
+                reached.push((*key, target));
+            }
             Err(error) => {
                 let said = (
                     "the member cannot be asked",
@@ -142,7 +145,7 @@ pub async fn check(config: &Config) -> Result<Checked, super::RunError> {
             }
         }
     }
-    for ((key, target), asked) in targets.iter().zip(&mut members) {
+    for ((key, target), asked) in reached.into_iter().zip(&mut members) {
         if let Err(error) = of_member(config, target, asked, &mut checked).await {
             let said = (
                 "a check could not be made",

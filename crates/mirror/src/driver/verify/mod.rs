@@ -40,7 +40,7 @@ const BY_COMMAND: Patience = Patience {
 };
 /// The patience of a comparison that nobody has asked for: it can be done later.
 const BY_SCHEDULE: Patience = Patience {
-    age: Duration::from_millis(200),
+    age: Duration::from_secs(1),
     free: Duration::from_secs(10),
     held: Duration::from_secs(2),
 };

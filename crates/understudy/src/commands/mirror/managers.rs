@@ -43,7 +43,13 @@ pub(super) async fn statuses(file: &Path) -> anyhow::Result<Vec<Option<Status>>>
     let told = ask_both(file, Question::Status).await?;
     told.into_iter()
         .map(|told| match told {
-            Some(Ok(json)) => Ok(Some(serde_json::from_str(&json)?)),
+            // A manager of another version.
+            Some(Ok(json)) => serde_json::from_str(&json).map(Some).map_err(|error| {
+                let why = format!("a manager's status cannot be read: {error}");
+                Failure::new(Code::Unavailable, why)
+                    .advise("Run the command of the manager's own version.")
+                    .into()
+            }),
             _ => Ok(None),
         })
         .collect()
