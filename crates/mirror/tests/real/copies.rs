@@ -129,6 +129,53 @@ fn what_a_member_has_stays_until_there_is_something_in_its_place() {
     assert_eq!(kept, "a");
 }
 
+/// TRUNCATE empties a table for older snapshots as well, and so does a definition that writes it anew: the copy had none of its rows, and
+/// the first DELETE of one that came later in the log set the member aside.
+// hazard: MIRROR-75
+#[test]
+fn a_copy_has_the_rows_of_a_table_that_is_emptied_while_it_begins() {
+    for change in [
+        "DELETE FROM whole WHERE a = 1; TRUNCATE whole",
+        "ALTER TABLE whole ALTER a TYPE bigint",
+    ] {
+        let mut site = Site::start("");
+        let admin = site.connect();
+        run(&site, &admin, SCHEMA);
+        let whole = "CREATE TABLE whole (a int); INSERT INTO whole SELECT generate_series(1, 100)";
+        run(&site, &admin, whole);
+        site.must_be_equal();
+        let primary = site.who_serves();
+        site.kill_manager(1 - primary);
+        mark(&site, 1 - primary);
+
+        // pg_dumpall runs after the snapshot and before pg_dump.
+        let directory = tempfile::tempdir().expect("a directory");
+        let (bin, own) = (directory.path(), site.bin.clone());
+        for program in ["pg_dump", "pg_restore", "psql"] {
+            symlink(own.join(program), bin.join(program)).expect("ours");
+        }
+        let script = format!(
+            "#!/bin/sh\nif mkdir {here}/once 2>/dev/null; then\n  env -u PGOPTIONS {own}/psql -X -q -d '{conninfo}' -c '{change}' >&2 || exit 1\nfi\n\
+             exec {own}/pg_dumpall \"$@\"\n",
+            here = bin.display(),
+            own = own.display(),
+            conninfo = site.conninfo(),
+        );
+        std::fs::write(bin.join("pg_dumpall"), script).expect("ours");
+        let executable = PermissionsExt::from_mode(0o755);
+        std::fs::set_permissions(bin.join("pg_dumpall"), executable).expect("ours");
+        site.bin = bin.into();
+        site.manage(1 - primary);
+        decide(&site, 1 - primary);
+        site.settle();
+        assert!(bin.join("once").exists(), "nothing was changed meanwhile");
+        run(&site, &admin, "INSERT INTO whole VALUES (0)");
+        site.must_be_equal();
+        let status = site.status(1 - primary).expect("it answers");
+        assert_eq!(status.difference, None, "{change}");
+    }
+}
+
 /// Both connection strings lead to one server: it was dropped to be copied from itself.
 // hazard: MIRROR-10
 #[test]

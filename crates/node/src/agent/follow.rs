@@ -180,7 +180,7 @@ impl<'a> Follower<'a> {
         let warmer = tokio::spawn(warmer.run());
         let keeper = Keeper::new(
             Arc::clone(&self.standby.view),
-            self.standby.slots.clone(),
+            Arc::clone(&self.standby.slots),
             self.standby.postgres.options(),
             self.context.layout.segment_size(),
             Arc::clone(&self.slots_differ),

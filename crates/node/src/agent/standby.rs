@@ -4,12 +4,12 @@
 //! shown at least up to the seal's W, and PostgreSQL starts last. Everything private is made anew:
 //! every restart of a standby's PostgreSQL is a fresh attach (N4).
 
-use std::collections::BTreeSet;
 use std::sync::Arc;
 
 use dax::ids::{Generation, NodeName};
 use dax::storage::{Lineage, Storage};
 use mount::{Mount, MountOptions};
+use parking_lot::Mutex;
 use pgdata::control::{Capacity, ControlFile};
 use pgdata::feed::Feed;
 use pgdata::layout::{CONTROL_FILE, TWO_PHASE};
@@ -70,8 +70,8 @@ pub(crate) struct Standby {
     pub capacity: Capacity,
     /// Reads ahead of redo, if that is wanted.
     pub prefetcher: Option<Prefetcher>,
-    /// Slots that its PostgreSQL was started with.
-    pub slots: BTreeSet<String>,
+    /// Slots that its PostgreSQL was started with, and still has.
+    pub slots: slots::Copied,
     /// True if nobody can have changed them since.
     pub has_last_slots: bool,
 }
@@ -207,7 +207,7 @@ pub(crate) async fn attach(
         control,
         capacity,
         prefetcher,
-        slots,
+        slots: Arc::new(Mutex::new(slots)),
         has_last_slots: false,
     })
 }

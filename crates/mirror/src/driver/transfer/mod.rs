@@ -6,6 +6,7 @@
 //! Invariant: what the member had goes only when all that shall take its place is on this machine, and never if it is what is copied. It
 //! gets another name first ([`room`]), and is dropped, once the copy is whole, only if the log had all of it; an operator decides otherwise.
 
+mod files;
 mod roles;
 mod room;
 mod trust;
@@ -31,6 +32,7 @@ use crate::core::log::Identity;
 use crate::core::manager::{Manager, Role, Why};
 use crate::core::rows::Lsn;
 
+use files::{Emptied, Files};
 use roles::Roles;
 
 pub(super) use room::{is_half_made, kept};
@@ -76,6 +78,8 @@ enum TransferError {
     Untrusted(String),
     #[error("roles were changed while they were copied")]
     RolesChanged,
+    #[error(transparent)]
+    Emptied(#[from] Emptied),
     #[error("the other member's server has crashed, or has no manager")]
     Unattended,
     #[error("a server stands still, and does not answer any more")]
@@ -269,10 +273,13 @@ async fn copy(
     if !reached.is_empty() {
         return Err(TransferError::Untrusted(reached));
     }
+    let files = Files::read(&mut source).await?;
     let tokens = tokens(&mut source).await?;
     let roles = Roles::read(hub, other, &mut source).await?;
     begins("dumping the other member");
-    dump(hub, other, dumped, &format!("--snapshot={name}")).await?;
+    let snapshot = format!("--snapshot={name}");
+    let dump = dump(hub, other, dumped, &snapshot);
+    files.hold((other, NAME), dumped, dump).await?;
     begins("waiting for the log");
     rows::has_logged(other, exported.commits.1).await?;
     Ok(Copied {

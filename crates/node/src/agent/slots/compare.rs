@@ -51,61 +51,83 @@ impl Step {
     }
 }
 
-/// The steps from the server's `own` slots to the `stored` ones of the active. `copied` are those that it began with: others are
-/// the standby's, and stay. The log is there from `oldest` on.
-///
-/// # Errors
-/// Why no steps lead there.
-pub(super) fn steps(
-    stored: &[Slot],
-    own: &[Slot],
-    copied: &BTreeSet<String>,
-    oldest: Lsn,
-) -> Result<Vec<Step>, String> {
-    let mut steps = Vec::new();
+/// Steps, and what they leave.
+#[derive(Debug, Default, PartialEq, Eq)]
+pub(super) struct Plan {
+    /// Steps that can be taken.
+    pub steps: Vec<Step>,
+    /// The first reason why the slots differ even after them.
+    pub differs: Option<String>,
+}
+
+/// The steps from the server's `own` slots to the `stored` ones of the active. `copied` are those that it began with and still has: others
+/// are the standby's, and stay. The log is there from `oldest` on.
+pub(super) fn plan(stored: &[Slot], own: &[Slot], copied: &BTreeSet<String>, oldest: Lsn) -> Plan {
+    let mut plan = Plan::default();
     for slot in stored {
-        let name = &slot.name;
-        let same = own.iter().find(|one| one.name == *name);
-        let same = same.ok_or_else(|| format!("the standby has no slot {name} yet"))?;
-        if slot.is_invalid && same.is_invalid {
-            continue;
-        }
-        if !is_alike(slot, same) {
-            return Err(format!("the slot {name} is another one on the standby"));
-        }
-        let is_further_back = same.restart != Lsn::ZERO && same.restart < slot.restart;
-        if !slot.is_invalid && is_further_back && same.restart < oldest {
-            return Err(format!(
-                "the slot {name} needs log from {} on the standby, and the active needed none before {oldest}",
-                same.restart
-            ));
-        }
-        let (to, at) = (position(slot), position(same));
-        if at == Lsn::ZERO && to > at {
-            return Err(format!("the slot {name} reserves no log on the standby"));
-        }
-        match at.cmp(&to) {
-            Ordering::Less => steps.push(Step::Advance {
-                name: name.clone(),
-                from: at,
-                to,
-                decodes: slot.decoding.is_some(),
-            }),
-            Ordering::Equal => {}
-            Ordering::Greater => {
-                return Err(format!(
-                    "the slot {name} is at {at} on the standby, and at {to} on the active"
-                ));
-            }
+        // One that differs keeps no other.
+        match step(slot, own, copied, oldest) {
+            Ok(step) => plan.steps.extend(step),
+            Err(why) => plan.differs = plan.differs.or(Some(why)),
         }
     }
     let gone = own.iter().filter(|one| {
         copied.contains(&one.name) && !stored.iter().any(|slot| slot.name == one.name)
     });
-    steps.extend(gone.map(|one| Step::Drop {
+    plan.steps.extend(gone.map(|one| Step::Drop {
         name: one.name.clone(),
     }));
-    Ok(steps)
+    plan
+}
+
+/// The step to one stored slot, if there has to be one.
+///
+/// # Errors
+/// Why none leads there.
+fn step(
+    slot: &Slot,
+    own: &[Slot],
+    copied: &BTreeSet<String>,
+    oldest: Lsn,
+) -> Result<Option<Step>, String> {
+    let name = &slot.name;
+    let same = own.iter().find(|one| one.name == *name);
+    let same = same.ok_or_else(|| format!("the standby has no slot {name} yet"))?;
+    if !copied.contains(name) {
+        // Its reader would miss what lies between both.
+        return Err(format!("the slot {name} was made on the standby itself"));
+    }
+    if slot.is_invalid && same.is_invalid {
+        return Ok(None);
+    }
+    if !is_alike(slot, same) {
+        return Err(format!("the slot {name} is another one on the standby"));
+    }
+    // Moving one that does not decode reads nothing.
+    let is_further_back =
+        slot.decoding.is_some() && same.restart != Lsn::ZERO && same.restart < slot.restart;
+    if !slot.is_invalid && is_further_back && same.restart < oldest {
+        return Err(format!(
+            "the slot {name} needs log from {} on the standby, and the active needed none before {oldest}",
+            same.restart
+        ));
+    }
+    let (to, at) = (position(slot), position(same));
+    if at == Lsn::ZERO && to > at {
+        return Err(format!("the slot {name} reserves no log on the standby"));
+    }
+    match at.cmp(&to) {
+        Ordering::Less => Ok(Some(Step::Advance {
+            name: name.clone(),
+            from: at,
+            to,
+            decodes: slot.decoding.is_some(),
+        })),
+        Ordering::Equal => Ok(None),
+        Ordering::Greater => Err(format!(
+            "the slot {name} is at {at} on the standby, and at {to} on the active"
+        )),
+    }
 }
 
 /// Where a subscriber goes on.
@@ -142,12 +164,13 @@ mod tests {
     #[test]
     fn a_slot_that_reserved_nothing_when_it_was_copied_differs() {
         let (now, then) = (physical("copy", 700), physical("copy", 0));
-        let steps = |stored: &Slot, own: &Slot| {
+        let plan = |stored: &Slot, own: &Slot| {
             let (stored, own) = (stored.clone(), own.clone());
-            steps(&[stored], &[own], &copied(&["copy"]), Lsn(2))
+            plan(&[stored], &[own], &copied(&["copy"]), Lsn(2))
         };
-        assert!(steps(&now, &then).is_err(), "PostgreSQL does not move it");
-        assert_eq!(steps(&then, &then), Ok(Vec::new()));
+        let differs = plan(&now, &then).differs;
+        assert!(differs.is_some(), "PostgreSQL does not move it");
+        assert_eq!(plan(&then, &then), Plan::default());
     }
 
     fn logical(name: &str, confirmed: u64) -> Slot {
@@ -187,13 +210,10 @@ mod tests {
                 name: "dropped".to_owned(),
             },
         ];
-        let steps = steps(
-            &stored,
-            &own,
-            &copied(&["cdc", "copy", "dropped"]),
-            Lsn(400),
-        );
-        assert_eq!(steps.unwrap(), wanted, "a slot of the standby's own stays");
+        let copied = copied(&["cdc", "copy", "dropped"]);
+        let plan = plan(&stored, &own, &copied, Lsn(400));
+        assert_eq!(plan.steps, wanted, "a slot of the standby's own stays");
+        assert_eq!(plan.differs, None);
     }
 
     #[test]
@@ -210,10 +230,33 @@ mod tests {
         assert_eq!(whole.clone().parts(10), [whole], "it reads nothing");
     }
 
+    /// A physical slot is written at checkpoints, which remove log behind it at once: a busy cluster's standby attached again for each.
+    #[test]
+    fn a_slot_that_does_not_decode_needs_no_log_to_be_moved() {
+        let (stored, own) = ([physical("copy", 900)], [physical("copy", 100)]);
+        let plan = plan(&stored, &own, &copied(&["copy"]), Lsn(800));
+        assert_eq!((plan.steps.len(), plan.differs), (1, None));
+    }
+
+    /// The reader of the standby's own slot missed what lay between its position and the active's.
+    #[test]
+    fn a_slot_made_on_the_standby_is_not_taken_for_the_actives() {
+        let stored = [logical("mine", 900), logical("cdc", 900)];
+        let own = [logical("mine", 100), logical("cdc", 800)];
+        let mixed = plan(&stored, &own, &copied(&["cdc"]), Lsn(2));
+        assert!(mixed.differs.is_some());
+        assert_eq!(mixed.steps.len(), 1, "the other one moves");
+        let made_again = plan(&[], &[logical("dropped", 5)], &copied(&[]), Lsn(2));
+        assert_eq!(made_again, Plan::default(), "it is no copy any more");
+    }
+
     #[test]
     fn slots_that_steps_cannot_mend_differ() {
-        let differ =
-            |stored: Slot, own: &[Slot]| steps(&[stored], own, &copied(&[]), Lsn(2)).is_err();
+        let copied = copied(&["new", "cdc"]);
+        let differ = |stored: Slot, own: &[Slot]| {
+            let plan = plan(&[stored], own, &copied, Lsn(2));
+            plan.differs.is_some()
+        };
         assert!(differ(logical("new", 5), &[]));
         assert!(differ(logical("cdc", 5), &[logical("cdc", 6)]));
         assert!(differ(logical("cdc", 5), &[physical("cdc", 5)]));

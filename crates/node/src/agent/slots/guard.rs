@@ -1,7 +1,7 @@
 //! An active's slots: how much log each holds, and that none fills the zones.
 //!
-//! Invariant: a slot is given up only where the zones are about to be full, and only if it holds more than there is left. Without
-//! slots PostgreSQL is asked nothing.
+//! Invariant: a slot is given up only where the zones are about to be full, and only if it holds more than there is left and enough to
+//! help. Whether it has helped is seen before the next one. Without slots PostgreSQL is asked nothing.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -19,6 +19,10 @@ use crate::agent::asking::Asking;
 const EVERY: Duration = Duration::from_secs(5);
 /// The part of the zones below which slots are given up.
 const LEFT: u64 = 20;
+/// The part of the zones that a slot must hold to be given up: without it the database would stop as well.
+const HELPS: u64 = 100;
+/// Time in which the zones give back what a slot held: the checkpoint that removes the log, and the seals after it.
+const GIVES_BACK_WITHIN: Duration = Duration::from_secs(300);
 
 /// A slot, as the active's status shows it: PostgreSQL's columns, and the log that it holds.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
@@ -68,17 +72,20 @@ pub(crate) async fn run(
             );
             let give_up = async |session: &Session| session.give_up_slot(name).await;
             asking.ask("that it dropped a slot", give_up).await;
+            asking.ask("a checkpoint", Session::checkpoint).await;
+            tokio::time::sleep(GIVES_BACK_WITHIN).await;
         }
         tokio::time::sleep(EVERY).await;
     }
 }
 
-/// The slot that holds most, if the zones are nearly full and that is more than they have left.
+/// The slot that holds most, if the zones are nearly full, and that is more than they have left and enough to help.
 fn to_give_up(slots: &[Held], space: Space) -> Option<&Held> {
     let all = space.used_bytes.saturating_add(space.free_bytes);
     let most = slots.iter().max_by_key(|slot| slot.held_bytes)?;
     let is_full = space.free_bytes < all / LEFT;
-    (is_full && most.held_bytes > Some(space.free_bytes)).then_some(most)
+    let helps = most.held_bytes > Some(space.free_bytes.max(all / HELPS));
+    (is_full && helps).then_some(most)
 }
 
 #[cfg(test)]
@@ -113,5 +120,8 @@ mod tests {
             "it would not help"
         );
         assert_eq!(to_give_up(&[], space(100, 0)), None);
+        assert_eq!(given_up(space(100_000, 0)), Some("b"));
+        // Somebody else has filled a zone: each slot of the cluster was dropped, one every five seconds.
+        assert_eq!(given_up(space(1_000_000, 0)), None, "it would not help");
     }
 }

@@ -2,7 +2,6 @@
 //!
 //! Invariant: never in the way. What it cannot do is left to a takeover, or to the next attach, which [`Differs`] asks for.
 
-use std::collections::BTreeSet;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -16,8 +15,9 @@ use volume::lsn::Lsn;
 use volume::namespace::Namespace;
 use volume::standby::StandbyView;
 
+use super::compare::Step;
 use super::server::{Server, Trouble};
-use super::{oldest_log, stored};
+use super::{Copied, oldest_log, stored};
 use crate::agent::error::Result;
 
 /// How often it looks whether the active has moved its slots.
@@ -32,7 +32,7 @@ pub(crate) type Differs = Arc<Mutex<Option<String>>>;
 
 pub(crate) struct Keeper {
     view: Arc<StandbyView>,
-    copied: BTreeSet<String>,
+    copied: Copied,
     server: Server,
     segment_size: SegmentSize,
     differs: Differs,
@@ -45,7 +45,7 @@ impl Keeper {
     /// For a standby that began with the `copied` slots.
     pub(crate) fn new(
         view: Arc<StandbyView>,
-        copied: BTreeSet<String>,
+        copied: Copied,
         postgres: &StartOptions,
         segment_size: SegmentSize,
         differs: Differs,
@@ -90,7 +90,7 @@ impl Keeper {
     async fn look(&mut self) -> Result<Result<(), Trouble>> {
         let names = self.view.live();
         let files = files(&names);
-        if files.is_empty() && self.copied.is_empty() {
+        if files.is_empty() && self.copied.lock().is_empty() {
             return Ok(Ok(()));
         }
         if files != self.seen.0 {
@@ -103,21 +103,26 @@ impl Keeper {
     }
 
     async fn follow(&mut self, oldest: Lsn) -> Result<(), Trouble> {
-        let steps = self
-            .server
-            .steps(&self.seen.1, &self.copied, oldest)
-            .await?;
+        let copied = self.copied.lock().clone();
+        let plan = self.server.plan(&self.seen.1, &copied, oldest).await?;
         let mut moved = Ok(());
         // One that cannot be moved keeps no other.
-        for step in steps {
+        for step in plan.steps {
             for part in step.parts(PART_BYTES) {
                 if let Err(error) = self.server.take(&part).await {
                     moved = Err(error.into());
                     break;
                 }
+                // Another one of this name is the standby's own.
+                if let Step::Drop { name } = &part {
+                    self.copied.lock().remove(name);
+                }
             }
         }
-        moved
+        match plan.differs {
+            Some(why) => Err(Trouble::Differs(why)),
+            None => moved,
+        }
     }
 }
 

@@ -23,10 +23,11 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use dax::storage::Storage;
+use parking_lot::Mutex;
 use pgdata::layout::{DECODING_SNAPSHOTS, LOG, SLOTS};
 use pgdata::segment::{SegmentName, SegmentSize};
-use pgdata::slot::{STATE_FILE, Slot};
-use pgserver::StartOptions;
+use pgdata::slot::{self, STATE_FILE, Slot};
+use pgserver::{PostgresError, StartOptions};
 use tokio::task::JoinSet;
 use volume::latest::Latest;
 use volume::lsn::Lsn;
@@ -48,6 +49,9 @@ const WITHIN: Duration = Duration::from_secs(2);
 /// How often a slot of a promoted server is tried to be moved, and how long after a failure.
 const TRIES: u32 = 10;
 const TRY_AGAIN: Duration = Duration::from_secs(1);
+
+/// Names of the slots that a standby's server began with and still has. Others are its own.
+pub(super) type Copied = Arc<Mutex<BTreeSet<String>>>;
 
 /// A slot as it is stored.
 struct Stored {
@@ -119,7 +123,10 @@ pub(super) async fn copy(
     let stored = stored(storage, names).await?;
     for one in &stored {
         let path = format!("{SLOTS}/{}/{STATE_FILE}", one.slot.name);
-        put(context, private, &path, &one.file)?;
+        match one.slot.decoding {
+            Some(_) => put(context, private, &path, &one.file)?,
+            None => put(context, private, &path, &slot::without_rows(&one.file))?,
+        }
     }
     if stored.iter().any(|one| one.slot.decoding.is_some())
         && let Ok(directory) = names.resolve(DECODING_SNAPSHOTS)
@@ -156,10 +163,11 @@ fn oldest_log(names: &Namespace, size: SegmentSize) -> Lsn {
 pub(super) async fn agree(
     storage: &Arc<dyn Storage>,
     names: &Namespace,
-    copied: &BTreeSet<String>,
+    copied: &Copied,
     postgres: &StartOptions,
     size: SegmentSize,
 ) -> Result<Option<CatchUp>, String> {
+    let copied = copied.lock().clone();
     let stored = stored(storage, names).await;
     let stored = stored.map_err(|error| error.to_string())?;
     if stored.is_empty() && copied.is_empty() {
@@ -169,18 +177,24 @@ pub(super) async fn agree(
     let oldest = oldest_log(names, size);
     let mut server = Server::new(postgres);
     let agreed = async {
-        let steps = server.steps(&stored, copied, oldest).await?;
-        for step in steps.iter().filter(|step| !step.decodes()) {
+        let plan = server.plan(&stored, &copied, oldest).await?;
+        if plan.differs.is_some() {
+            return Ok(plan);
+        }
+        for step in plan.steps.iter().filter(|step| !step.decodes()) {
             server.take(step).await?;
         }
         // What a server answers counts, not that it was asked.
-        server.steps(&stored, copied, oldest).await
+        server.plan(&stored, &copied, oldest).await
     };
-    let left = match tokio::time::timeout(WITHIN, agreed).await {
-        Ok(steps) => steps.map_err(|trouble| trouble.to_string())?,
+    let plan = match tokio::time::timeout(WITHIN, agreed).await {
+        Ok(plan) => plan.map_err(|error: PostgresError| error.to_string())?,
         Err(_) => return Err(format!("the server did not answer within {WITHIN:?}")),
     };
-    if let Some(step) = left.iter().find(|step| !step.decodes()) {
+    if let Some(why) = plan.differs {
+        return Err(why);
+    }
+    if let Some(step) = plan.steps.iter().find(|step| !step.decodes()) {
         return Err(format!("{step:?} had no effect"));
     }
     let ahead = stored.iter().filter_map(|slot| {

@@ -8,10 +8,14 @@ use pgserver::{PostgresError, Session, StartOptions};
 use serde::Deserialize;
 use volume::lsn::Lsn;
 
-use super::compare::{self, Step};
+use super::compare::{self, Plan, Step};
 
 /// A database in which every slot is seen.
 const ANY_DATABASE: &str = "postgres";
+
+/// No limits of the cluster's own: a slot is moved as a whole or not at all. PostgreSQL 17 has the last of them.
+const NO_LIMIT: &str = "SELECT count(set_config(name, '0', false)) FROM pg_settings \
+    WHERE name IN ('statement_timeout', 'lock_timeout', 'idle_session_timeout', 'transaction_timeout')";
 
 /// Why a server's slots are not the stored ones.
 #[derive(Debug, thiserror::Error)]
@@ -52,15 +56,15 @@ impl Server {
     /// Steps from the server's slots to the stored ones.
     ///
     /// # Errors
-    /// [`Trouble`]
-    pub(super) async fn steps(
+    /// The server's.
+    pub(super) async fn plan(
         &mut self,
         stored: &[Slot],
         copied: &BTreeSet<String>,
         oldest: Lsn,
-    ) -> Result<Vec<Step>, Trouble> {
+    ) -> Result<Plan, PostgresError> {
         let own = self.slots().await?;
-        compare::steps(stored, &own, copied, oldest).map_err(Trouble::Differs)
+        Ok(compare::plan(stored, &own, copied, oldest))
     }
 
     /// Takes a step, as far as the server has replayed.
@@ -97,7 +101,9 @@ impl Server {
                     superuser,
                     ..
                 } = &self.postgres;
-                Session::open_in(database, run, *port, superuser).await?
+                let session = Session::open_in(database, run, *port, superuser).await?;
+                session.value(NO_LIMIT).await?;
+                session
             }
         };
         Ok(self.sessions.entry(database.to_owned()).or_insert(session))
