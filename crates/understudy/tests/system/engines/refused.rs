@@ -89,7 +89,7 @@ fn an_older_server_does_not_open_what_a_newer_one_wrote() -> Result<()> {
     wait_for("the newer service", || ask(port, "count").is_ok())?;
     ensure!(ask(port, "put 1")? == "ok");
     let said = stage.said(&newer);
-    expect(&said, &["a newer version of python3 takes the database"])?;
+    expect(&said, &["a newer version of python3 opens the database"])?;
     ensure!(stage.status(&newer)?["engine"]["version"] == "3.0.1");
     let said = stage.refusal("node", &first)?;
     expect(
