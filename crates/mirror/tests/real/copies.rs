@@ -66,6 +66,8 @@ fn a_copy_has_what_the_database_has_and_knows_what_has_committed() {
     // The copy remembers, and knows what it may have forgotten.
     site.ask_primary(Question::Switchover);
     site.wait("the copy is primary", || site.primary() == Some(1 - at));
+    // Sessions that move have tests of their own (`moving`).
+    let admin = site.connect();
     for token in [token.as_str(), "999-1", "nonsense"] {
         // Of what its source had committed it is not told by which name.
         let told = committed(&site, &admin, token);
