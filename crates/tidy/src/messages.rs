@@ -5,6 +5,7 @@
 
 use crate::lexer::{Kind, Piece, pieces};
 use crate::tree::TextFile;
+use crate::wording::joined;
 
 /// The page that has all messages.
 pub const PAGE: &str = "docs/operate/troubleshooting.md";
@@ -149,7 +150,7 @@ fn code(piece: Piece<'_>, call: &mut Option<Call>, found: &mut Vec<Message>) {
     }
 }
 
-/// Where the brackets of `mark` have opened, if it is no part of a longer name.
+/// The place behind the opening bracket of `mark`, unless that is a part of a longer name.
 fn begin_of(code: &str, mark: &str) -> Option<usize> {
     let mut places = code.match_indices(mark);
     let place = places.find(|(at, _)| {
@@ -163,7 +164,7 @@ fn lines_before(all: &str, rest: &str, at: usize) -> usize {
     all[..all.len() - rest.len() + at].matches('\n').count()
 }
 
-/// Behind the bracket that closes the call, if it is in `code`.
+/// The place behind the bracket that closes the call, if that is in `code`.
 fn end_of(code: &str, open: &mut Call) -> Option<usize> {
     for (at, character) in code.char_indices() {
         match character {
@@ -182,12 +183,12 @@ fn end_of(code: &str, open: &mut Call) -> Option<usize> {
 fn literal(text: &str) -> String {
     let bare = text.trim_matches(['r', '#']);
     let bare = bare.trim_matches('"');
-    bare.replace("\\\n", " ").replace("\\\"", "\"")
+    bare.replace("\\\"", "\"")
 }
 
 /// The first part without a value that has enough words, or the longest part; at most [`WORDS`] of its words.
 fn first_words(message: &str) -> Option<String> {
-    let message = plain(message);
+    let message = joined(message);
     let mut parts: Vec<Vec<&str>> = Vec::new();
     for piece in message.split('{') {
         let constant = piece.split_once('}').map_or(piece, |(_, after)| after);
@@ -206,13 +207,7 @@ fn first_words(message: &str) -> Option<String> {
 /// The code spans of the page, which are its messages.
 fn spans(page: &str) -> String {
     let parts: Vec<&str> = page.split('`').skip(1).step_by(2).collect();
-    plain(&parts.join(" | "))
-}
-
-/// The text in lower case, with single blanks.
-fn plain(text: &str) -> String {
-    let words: Vec<&str> = text.split_whitespace().collect();
-    words.join(" ").to_lowercase()
+    joined(&parts.join(" | "))
 }
 
 #[cfg(test)]

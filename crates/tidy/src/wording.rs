@@ -73,7 +73,7 @@ fn note(places: &mut Places, area: &str, file: &TextFile, line: usize, text: &st
 }
 
 /// The text in lower case, with single blanks, so that a phrase is found over the end of a line.
-fn joined(text: &str) -> String {
+pub(crate) fn joined(text: &str) -> String {
     let continued = text.replace("\\\n", " ");
     let words: Vec<&str> = continued.split_whitespace().collect();
     words.join(" ").to_lowercase()

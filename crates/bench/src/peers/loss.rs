@@ -214,13 +214,7 @@ async fn count_losses(
         .await
         .context("nobody accepts writes afterwards")?;
     for (history, table) in [(load, "understudy_ledger"), (prober, probe::TABLE)] {
-        let query = format!("SELECT client, n FROM {table}");
-        let rows = client
-            .query(&query, &[])
-            .await
-            .context("cannot read the rows")?;
-        let rows: Vec<(i32, i64)> = rows.iter().map(|row| (row.get(0), row.get(1))).collect();
-        let comparison = compare(history, &rows);
+        let comparison = compare(history, &probe::rows(&client, table).await?);
         loss.acknowledged += comparison.acknowledged;
         loss.unknown += comparison.unknown;
         loss.lost += comparison.lost.len() as u64;

@@ -1,5 +1,6 @@
 //! A client that commits a numbered row every 10 ms and knows which were acknowledged.
 
+use anyhow::Context;
 use rand::rngs::SmallRng;
 use tokio_postgres::{Client, Config, Error, Statement};
 
@@ -15,6 +16,14 @@ pub(super) const RATE: f64 = 100.0;
 pub(super) async fn create(server: &Config) -> anyhow::Result<()> {
     let query = format!("CREATE TABLE {TABLE} (client integer, n bigint, PRIMARY KEY (client, n))");
     Ok(connect(server).await?.batch_execute(&query).await?)
+}
+
+/// The rows of a table of clients' numbers.
+pub(super) async fn rows(client: &Client, table: &str) -> anyhow::Result<Vec<(i32, i64)>> {
+    let query = format!("SELECT client, n FROM {table}");
+    let rows = client.query(&query, &[]).await;
+    let rows = rows.context("cannot read the rows")?;
+    Ok(rows.iter().map(|row| (row.get(0), row.get(1))).collect())
 }
 
 /// A connection of it.

@@ -333,9 +333,7 @@ impl Section {
             );
         }
     }
-}
 
-impl Section {
     fn subscriber_table(&self, out: &mut String) {
         let seen = |losses: &[Loss]| -> Vec<_> {
             losses.iter().filter_map(|loss| loss.subscriber).collect()

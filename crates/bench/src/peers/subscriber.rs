@@ -12,13 +12,14 @@ use std::process::Command;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, ensure};
-use cluster::clients::schema::Server;
+use cluster::clients::schema::{Server, any_writable, connection_string};
 use cluster::clients::session::connect;
 use cluster::stock::Stock;
+use pgserver::PgVersion;
 use serde::{Deserialize, Serialize};
 use tokio_postgres::Client;
 
-use super::probe::TABLE;
+use super::probe::{TABLE, rows};
 
 /// The name of the slot, of the publication and of the subscription.
 pub(super) const SLOT: &str = "subscriber";
@@ -56,15 +57,11 @@ impl Subscriber {
         let parameters = parameters.map(|(name, value)| (name.to_owned(), value.to_owned()));
         let stock = Stock::start(&dir.join(SLOT), bin, parameters.into()).await?;
         let client = connect(&stock.server().config()).await?;
-        let all = |value: fn(&Server) -> String| servers.iter().map(value).collect::<Vec<_>>();
+        let publisher = connection_string(&any_writable(servers));
         let subscribe = format!(
             "CREATE TABLE {TABLE} (client integer, n bigint, applied timestamptz DEFAULT clock_timestamp()); \
-             CREATE SUBSCRIPTION {SLOT} CONNECTION 'host={} port={} user={} dbname={} target_session_attrs=read-write' \
-             PUBLICATION {SLOT} WITH (create_slot = false, slot_name = '{SLOT}', copy_data = false)",
-            all(|server| server.host.clone()).join(","),
-            all(|server| server.port.to_string()).join(","),
-            servers[0].user,
-            servers[0].database,
+             CREATE SUBSCRIPTION {SLOT} CONNECTION '{publisher}' PUBLICATION {SLOT} \
+             WITH (create_slot = false, slot_name = '{SLOT}', copy_data = false)"
         );
         // A statement each: a subscription is not made in a transaction block.
         for statement in subscribe.split("; ") {
@@ -78,11 +75,11 @@ impl Subscriber {
 
     /// Waits until it has what the active has. Returns what it saw.
     pub async fn seen(&self, servers: &[Server]) -> anyhow::Result<Subscribed> {
-        let active = connect(&cluster::clients::schema::any_writable(servers)).await?;
-        let wanted = rows(&active).await?;
+        let active = connect(&any_writable(servers)).await?;
+        let wanted = rows(&active, TABLE).await?;
         let deadline = Instant::now() + CATCHES_UP_WITHIN;
         let found = loop {
-            let found = rows(&self.client).await?;
+            let found = rows(&self.client, TABLE).await?;
             if wanted.len() == found.len() || Instant::now() > deadline {
                 break found;
             }
@@ -109,12 +106,8 @@ pub(super) fn has_failover_slots(bin: &Path) -> anyhow::Result<bool> {
     let output = Command::new(bin.join("postgres")).arg("--version").output();
     let output = output.context("postgres --version does not run")?;
     let text = String::from_utf8_lossy(&output.stdout);
-    let number = text
-        .split_whitespace()
-        .find(|word| word.starts_with(char::is_numeric));
-    let major = number.and_then(|number| number.split('.').next()?.parse().ok());
-    let major: u32 = major.with_context(|| format!("no version: {text}"))?;
-    Ok(major >= FAILOVER_SLOTS_FROM)
+    let version = PgVersion::parse(&text).with_context(|| format!("no version: {text}"))?;
+    Ok(version.major >= FAILOVER_SLOTS_FROM)
 }
 
 /// Makes the slot if the system does not, and waits until every server has it.
@@ -146,10 +139,4 @@ async fn make_slot(active: &Client, servers: &[Server], failover: bool) -> anyho
         }
     }
     Ok(())
-}
-
-async fn rows(client: &Client) -> anyhow::Result<Vec<(i32, i64)>> {
-    let text = format!("SELECT client, n FROM {TABLE}");
-    let rows = client.query(&text, &[]).await?;
-    Ok(rows.iter().map(|row| (row.get(0), row.get(1))).collect())
 }

@@ -14,7 +14,7 @@ use std::collections::BTreeMap;
 /// Turn of a session that has begun something.
 pub type Turn = u64;
 
-/// Who may begin, and who has, since when.
+/// A gate that sessions pass to begin something, with the turns of those inside.
 #[derive(Debug, Default)]
 pub struct Gate {
     is_closed: bool,

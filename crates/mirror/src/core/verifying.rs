@@ -17,8 +17,8 @@ use serde::{Deserialize, Serialize};
 const FIRST_MS: u64 = 600_000;
 /// Pause after a comparison that could not be done. It doubles each time.
 const AGAIN_MS: u64 = 60_000;
-/// The longest pause.
-const AGAIN_AT_MOST_MS: u64 = 16 * AGAIN_MS;
+/// How often it doubles at most.
+const DOUBLINGS: u32 = 4;
 /// Snapshots that must have a difference until it counts.
 const CONFIRMED_BY: usize = 2;
 /// Number of differences that are remembered.
@@ -117,7 +117,7 @@ impl Findings {
 pub struct Schedule {
     due_ms: Option<u64>,
     last_ms: Option<u64>,
-    /// Comparisons in a row that could not be done.
+    /// Comparisons in a row that could not be done, as far as they make the pause longer.
     postponed: u32,
 }
 
@@ -155,9 +155,9 @@ impl Schedule {
 
     /// The members could not be compared.
     pub fn postpone(&mut self, now_ms: u64, every_ms: u64) {
-        let pause_ms = AGAIN_MS << self.postponed.min(4);
-        self.postponed += 1;
-        let again_ms = now_ms.saturating_add(pause_ms.min(AGAIN_AT_MOST_MS).min(every_ms));
+        let pause_ms = AGAIN_MS << self.postponed;
+        self.postponed = DOUBLINGS.min(self.postponed + 1);
+        let again_ms = now_ms.saturating_add(pause_ms.min(every_ms));
         self.due_ms = self.due_ms.map(|_| again_ms);
     }
 }
@@ -217,7 +217,7 @@ mod tests {
         schedule.compared(15 * MINUTE, DAY);
         assert!(!schedule.is_due(DAY + 15 * MINUTE - 1, DAY, true, true));
         assert!(schedule.is_due(DAY + 15 * MINUTE, DAY, true, true));
-        // Whoever leaves a transaction open for a day is asked ever less often, up to a quarter of an hour.
+        // With a transaction that is open for a day the pauses grow, up to a quarter of an hour.
         for minutes in [1, 2, 4, 8, 16, 16] {
             schedule.postpone(2 * DAY, DAY);
             assert!(!schedule.is_due(2 * DAY + minutes * MINUTE - 1, DAY, true, true));

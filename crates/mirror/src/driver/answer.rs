@@ -10,7 +10,7 @@ use protocol::frame::{self, error_fields};
 pub struct ServerError {
     /// SQLSTATE.
     pub code: String,
-    /// What happened.
+    /// The primary message.
     pub message: String,
     /// The whole `ErrorResponse`.
     pub frame: BytesMut,
@@ -43,7 +43,7 @@ pub enum WireError {
 pub struct Reply {
     /// Messages, without `ReadyForQuery`, and notices.
     pub messages: Vec<BytesMut>,
-    /// What was wrong.
+    /// The error, if the server refused.
     pub error: Option<Box<ServerError>>,
     /// Settings that have changed.
     pub reported: Vec<BytesMut>,

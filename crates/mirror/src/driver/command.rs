@@ -380,7 +380,7 @@ pub(super) mod tests {
     use super::*;
     use crate::core::manager::Why;
 
-    /// Whoever had looked at one primary had another one hand over, or the same one after it had been a standby.
+    /// An order after a look at one primary made another one hand over, or the same one after it had been a standby.
     #[test]
     fn a_handover_is_refused_in_another_epoch_than_was_looked_at() {
         assert_eq!(handed_over(Role::Primary, Some(7), Some(7)), Ok(7));

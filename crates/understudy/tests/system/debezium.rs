@@ -127,9 +127,9 @@ impl Came {
 async fn an_engine_misses_nothing_over_takeovers() -> Result<()> {
     let mut stage = decoding("debezium", &programs::find(None)?).await?;
     let publication = "CREATE PUBLICATION debezium FOR TABLE understudy_ledger";
-    make(&mut stage, &[publication]).await?;
-    // The engine makes its slot: see `make`.
+    // The engine makes its slot as well: see `make`.
     stage.stop_churn().await;
+    make(&mut stage, &[publication]).await?;
     let reader = Reader::start(&stage)?;
     let mut came = Came::default();
     let (at, row) = tokio::task::block_in_place(|| reader.changes.recv_timeout(TIMEOUT))?;

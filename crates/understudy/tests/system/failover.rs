@@ -77,18 +77,9 @@ async fn a_paused_active_that_wakes_up_is_refused() -> Result<()> {
     let mut stage = Stage::set("paused").await?;
     let old = stage.cluster.wait_active(TIMEOUT).await?;
     let zombies = open_transactions(&stage.cluster.server(&old)?).await?;
-    let paused = stage.clock.now();
-    stage.cluster.node_process(&old).context("it runs")?.pause();
-    // Its clients hang with it: only new connections find the new active.
     let other = stage.cluster.names().find(|name| *name != old);
     let other = other.context("two nodes")?.to_owned();
-    stage.cluster.wait_takes_over(&other, TIMEOUT).await?;
-    stage.expect_fenced(&old);
-    stage
-        .cluster
-        .node_process(&old)
-        .context("it runs")?
-        .resume();
+    let paused = stage.freeze_active(&old, &other).await?;
     for (number, zombie) in zombies.iter().enumerate() {
         // The ledger would tell as well: nobody else writes these rows.
         let answer = zombie.batch_execute("COMMIT").await;

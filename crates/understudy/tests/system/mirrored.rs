@@ -14,7 +14,7 @@ use cluster::scratch::Scratch;
 use serde_json::Value;
 
 use crate::slots;
-use crate::stage::{TIMEOUT, program};
+use crate::stage::{TIMEOUT, conninfo, program};
 
 /// The primary's machine is lost with its disk, and comes back; then whatever else the seed chooses.
 // hazard: MIRROR-47
@@ -203,9 +203,14 @@ async fn a_member_that_is_a_cluster_fails_over() -> Result<()> {
     options.parameters.clear();
     let mut mirror = Mirror::prepare(options).await?;
     let stock = conninfo(&[mirror.member(0)]);
-    let servers = stage.cluster.names().map(|name| stage.cluster.server(name));
+    let stock = stock.replace(" target_session_attrs=read-write", "");
+    let servers = stage.cluster.names().map(|name| {
+        let server = stage.cluster.server(name)?;
+        let database = DATABASE.to_owned();
+        Ok(Server { database, ..server })
+    });
     let servers = servers.collect::<Result<Vec<_>>>()?;
-    let member = format!("{} target_session_attrs=read-write", conninfo(&servers));
+    let member = conninfo(&servers);
     for name in NAMES {
         let file = stage.path().join(format!("mirror/{name}.toml"));
         let text = std::fs::read_to_string(&file)?;
@@ -257,25 +262,6 @@ async fn a_member_that_is_a_cluster_fails_over() -> Result<()> {
     ensure!(lost.is_empty(), "{lost:?}");
     tokio::task::block_in_place(|| mirror.shutdown());
     stage.end().await
-}
-
-/// A connection string of the mirrored database at these servers.
-fn conninfo(servers: &[Server]) -> String {
-    let hosts: Vec<&str> = servers.iter().map(|server| server.host.as_str()).collect();
-    let ports: Vec<String> = servers
-        .iter()
-        .map(|server| server.port.to_string())
-        .collect();
-    let mut text = format!(
-        "host={} port={} user={} dbname={DATABASE}",
-        hosts.join(","),
-        ports.join(","),
-        servers[0].user
-    );
-    if let Some(password) = &servers[0].password {
-        text.push_str(&format!(" password={password}"));
-    }
-    text
 }
 
 /// Inserts one number after the other until it is told to stop. Returns those that were acknowledged.

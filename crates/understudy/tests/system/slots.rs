@@ -15,7 +15,7 @@ use tokio_postgres::error::SqlState;
 
 use crate::backups::{take_over, wanted};
 use crate::queries::{append, wait_for_feedback};
-use crate::stage::{Stage, TIMEOUT};
+use crate::stage::{Stage, TIMEOUT, conninfo};
 use crate::verbs::{roles, until};
 
 /// Takeovers of each test, and those right behind one another; more of them by hand.
@@ -53,18 +53,21 @@ pub async fn ledger(client: &Client) -> Result<Vec<Row>> {
         .collect())
 }
 
-/// Makes slots while no table is changed.
+/// Makes slots while no table is changed; who changes them goes on afterwards, if anybody does.
 ///
 /// PostgreSQL 15 to 18 leave a transaction that changes tables out of a new slot's snapshot, if it begins and ends at the wrong
 /// moments while the slot is made. Reading the slot fails then ("catalog is missing attributes", "could not map filenumber"), on
 /// a server without Understudy as well.
 pub async fn make(stage: &mut Stage, made: &[&str]) -> Result<Client> {
+    let goes_on = stage.churn.is_some();
     stage.stop_churn().await;
     let client = active(stage).await?;
     for statement in made {
         client.batch_execute(statement).await?;
     }
-    stage.start_churn();
+    if goes_on {
+        stage.start_churn();
+    }
     Ok(client)
 }
 
@@ -133,13 +136,13 @@ pub async fn miss_nothing(test: &str, bin: &Path) -> Result<()> {
         "SELECT pg_create_logical_replication_slot('prepared', 'test_decoding', false, true)",
         "SELECT pg_create_logical_replication_slot('reader', 'test_decoding')",
     ];
-    let publisher = make(&mut stage, &made).await?;
+    // Copying a table has a slot of its own.
     stage.stop_churn().await;
+    let publisher = make(&mut stage, &made).await?;
     let mut consumed: BTreeSet<Row> = ledger(&publisher).await?.into_iter().collect();
     let mut proxy = stage.cluster.start_proxy(&[]).await?;
     let subscriber = Subscriber::start(&stage, proxy.server()).await?;
     let takeovers = wanted(TAKEOVERS)?;
-    // Copying a table has a slot of its own.
     let look = async || names(&publisher).await;
     let before = until("the copies end", look, |names| names.len() == 5).await?;
     stage.start_churn();
@@ -199,15 +202,7 @@ pub async fn miss_nothing(test: &str, bin: &Path) -> Result<()> {
 /// The active hangs, another node takes over, and the active wakes up.
 async fn freeze(stage: &mut Stage) -> Result<()> {
     let (old, other) = roles(stage).await?;
-    let paused = stage.clock.now();
-    stage.cluster.node_process(&old).context("it runs")?.pause();
-    stage.cluster.wait_takes_over(&other, TIMEOUT).await?;
-    stage.expect_fenced(&old);
-    stage
-        .cluster
-        .node_process(&old)
-        .context("it runs")?
-        .resume();
+    let paused = stage.freeze_active(&old, &other).await?;
     stage.outage_after(paused).await?;
     stage.commits(50).await?;
     stage.cluster.wait_follows(&old, TIMEOUT).await
@@ -226,23 +221,10 @@ impl Subscriber {
         let stock = Stock::start(&directory, &stage.cluster.options().bin, Vec::new()).await?;
         let servers = stage.cluster.names().map(|name| stage.cluster.server(name));
         let servers = servers.collect::<Result<Vec<_>>>()?;
-        let password = servers[0].password.clone().unwrap_or_default();
-        let at = |servers: &[Server]| {
-            let hosts: Vec<&str> = servers.iter().map(|server| server.host.as_str()).collect();
-            let ports: Vec<String> = servers
-                .iter()
-                .map(|server| server.port.to_string())
-                .collect();
-            format!(
-                "host={} port={} user=postgres dbname=postgres password={password} target_session_attrs=read-write",
-                hosts.join(","),
-                ports.join(",")
-            )
-        };
         let mut clients = Vec::new();
         for (name, publisher) in [
-            ("postgres", at(&servers)),
-            ("proxied", at(std::slice::from_ref(proxy))),
+            ("postgres", conninfo(&servers)),
+            ("proxied", conninfo(std::slice::from_ref(proxy))),
         ] {
             let mut config = stock.server().config();
             if name != "postgres" {

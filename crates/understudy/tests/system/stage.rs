@@ -8,6 +8,7 @@ use cluster::clients::churn::Churn;
 use cluster::clients::clock::{Clock, Offset};
 use cluster::clients::history::{History, Outage};
 use cluster::clients::load::{self, Load};
+use cluster::clients::schema::Server;
 use cluster::clients::{schema, verify};
 use cluster::scratch::Scratch;
 use cluster::{Cluster, Options, programs};
@@ -118,6 +119,17 @@ impl Stage {
         self.start_churn();
     }
 
+    /// The active hangs until `other` has taken over, and wakes up. Returns when it began to hang.
+    pub async fn freeze_active(&mut self, old: &str, other: &str) -> Result<Offset> {
+        let paused = self.clock.now();
+        self.cluster.node_process(old).context("it runs")?.pause();
+        // Its clients hang with it: only new connections find the new active.
+        self.cluster.wait_takes_over(other, TIMEOUT).await?;
+        self.expect_fenced(old);
+        self.cluster.node_process(old).context("it runs")?.resume();
+        Ok(paused)
+    }
+
     /// Starts the one that changes tables.
     pub fn start_churn(&mut self) {
         let application = self.cluster.any_writable();
@@ -225,6 +237,15 @@ impl Stage {
         self.cluster
             .unexpected_log_lines(|name, line| fenced(name) && is_of_the_fence(line))
     }
+}
+
+/// The connection string of an application that has to log in: all servers, and only the one that accepts writes.
+pub fn conninfo(servers: &[Server]) -> String {
+    let mut text = schema::connection_string(&schema::any_writable(servers));
+    if let Some(password) = servers.first().and_then(|first| first.password.as_ref()) {
+        text.push_str(&format!(" password={password}"));
+    }
+    text
 }
 
 /// True if a line is about what the mount of a fenced node answers: every access fails, in the middle of a

@@ -165,7 +165,7 @@ async fn transfer(hub: &Hub) -> Result<(), TransferError> {
     tracing::info!("the member is made anew from the other one");
     let own = &hub.member.target;
     let other = hub.config.other_target().map_err(io::Error::other)?;
-    // The member's own database is made anew meanwhile.
+    // `elsewhere`, because the member's own database is replaced meanwhile.
     let elsewhere = own.elsewhere();
     let directory = match &hub.config.transfers {
         Some(path) => tempfile::tempdir_in(path)?,
