@@ -2,14 +2,12 @@
 
 use std::net::SocketAddr;
 use std::path::PathBuf;
-use std::sync::Arc;
-use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
 use proxy::config::{ServerTls, TlsConfig};
-use proxy::driver::dial::Dialer;
 use serde::Deserialize;
 
+use super::target::{Target, TargetError};
 use crate::core::manager::{CommitAck, Rules};
 
 /// Keys that an earlier version had.
@@ -130,148 +128,6 @@ fn default_retain() -> u64 {
     1_000_000
 }
 
-/// Where a member is, and who logs in.
-#[derive(Debug, Clone)]
-pub struct Target {
-    /// Hosts (a name, an address, or the directory of a socket) and ports. A cluster has several.
-    pub hosts: Vec<(String, u16)>,
-    /// The one that accepts writes, once it was found. Clones share it.
-    pub writable: Arc<AtomicUsize>,
-    /// A superuser.
-    pub user: String,
-    /// Its password, if it needs one.
-    pub password: Option<String>,
-    /// The database that is mirrored.
-    pub database: String,
-    /// What it must prove.
-    pub tls: ServerTls,
-    /// Connects to it.
-    pub dialer: Dialer,
-}
-
-/// A database that every server has, one without the mirrored database too.
-const ELSEWHERE: &str = "template1";
-
-impl Target {
-    /// The server that accepts writes, or may.
-    pub fn place(&self) -> (&str, u16) {
-        let (host, port) = &self.hosts[self.first()];
-        (host, *port)
-    }
-
-    fn first(&self) -> usize {
-        let found = self.writable.load(Ordering::Relaxed);
-        if found < self.hosts.len() { found } else { 0 }
-    }
-
-    /// True if it was found which one accepts writes.
-    pub fn is_found(&self) -> bool {
-        self.writable.load(Ordering::Relaxed) < self.hosts.len()
-    }
-
-    /// Its hosts as they are to be tried: the one that accepted writes last is the first.
-    pub fn candidates(&self) -> impl Iterator<Item = usize> {
-        let (first, count) = (self.first(), self.hosts.len());
-        (0..count).map(move |step| (first + step) % count)
-    }
-
-    /// Address of a candidate, as a dialer takes it.
-    pub fn address(&self, candidate: usize) -> String {
-        let (host, port) = &self.hosts[candidate];
-        format!("{host}:{port}")
-    }
-
-    /// True if it is a cluster, of which one server accepts writes.
-    pub fn is_cluster(&self) -> bool {
-        self.hosts.len() > 1
-    }
-
-    /// Notes that this candidate accepts writes.
-    pub fn found_writable(&self, candidate: usize) {
-        self.writable.store(candidate, Ordering::Relaxed);
-    }
-
-    /// The same server's database that is always there.
-    pub fn elsewhere(&self) -> Target {
-        Target {
-            database: ELSEWHERE.to_owned(),
-            ..self.clone()
-        }
-    }
-
-    /// Reads a connection string.
-    ///
-    /// # Errors
-    /// A value that is not allowed.
-    pub fn parse(key: &'static str, text: &str, tls: &ServerTls) -> Result<Target, ConfigError> {
-        let refused = |reason: String| ConfigError { key, reason };
-        let parsed: tokio_postgres::Config = text
-            .parse()
-            .map_err(|error: tokio_postgres::Error| refused(error.to_string()))?;
-        let names = parsed.get_hosts().iter().map(|host| match host {
-            tokio_postgres::config::Host::Tcp(host) => host.clone(),
-            tokio_postgres::config::Host::Unix(path) => path.display().to_string(),
-        });
-        // As libpq: one port for all hosts, or one for each.
-        let ports = parsed.get_ports();
-        let port = |at: usize| ports.get(at).or(ports.first()).copied().unwrap_or(5432);
-        let hosts: Vec<_> = names
-            .enumerate()
-            .map(|(at, name)| (name, port(at)))
-            .collect();
-        if hosts.is_empty() {
-            return Err(refused("name the host: host=10.0.0.1".to_owned()));
-        }
-        if ports.len() > 1 && ports.len() != hosts.len() {
-            return Err(refused(
-                "there are as many ports as hosts, or one".to_owned(),
-            ));
-        }
-        let user = parsed
-            .get_user()
-            .ok_or_else(|| refused("name the user: user=postgres".to_owned()))?;
-        let database = parsed
-            .get_dbname()
-            .ok_or_else(|| refused("name the database: dbname=app".to_owned()))?;
-        let password = parsed
-            .get_password()
-            .map(|password| String::from_utf8_lossy(password).into_owned());
-        Ok(Target {
-            hosts,
-            writable: Arc::new(AtomicUsize::new(usize::MAX)),
-            user: user.to_owned(),
-            password,
-            database: database.to_owned(),
-            dialer: Dialer::new(tls).map_err(|error| ConfigError {
-                key: "member_tls",
-                reason: error.to_string(),
-            })?,
-            tls: tls.clone(),
-        })
-    }
-
-    /// Connection options for PostgreSQL's programs.
-    pub fn environment(&self) -> Vec<(&'static str, String)> {
-        // The server that a session was opened at just before: a snapshot is one server's.
-        let (host, port) = self.place();
-        let mut environment = vec![
-            ("PGHOST", host.to_owned()),
-            ("PGPORT", port.to_string()),
-            ("PGUSER", self.user.clone()),
-            ("PGDATABASE", self.database.clone()),
-            ("PGSSLMODE", self.tls.mode.name().to_owned()),
-        ];
-        let root = self.tls.root.as_ref();
-        environment.extend(root.map(|root| ("PGSSLROOTCERT", root.display().to_string())));
-        environment.extend(
-            self.password
-                .clone()
-                .map(|password| ("PGPASSWORD", password)),
-        );
-        environment
-    }
-}
-
 impl Config {
     /// Reads what `[mirror]` says, as a table of its own.
     ///
@@ -364,7 +220,7 @@ impl Config {
     /// # Errors
     /// A connection string that cannot be parsed.
     pub fn target(&self) -> Result<Target, ConfigError> {
-        Target::parse("member", &self.member, &self.member_tls)
+        self.target_of("member", &self.member)
     }
 
     /// The other member.
@@ -372,7 +228,17 @@ impl Config {
     /// # Errors
     /// A connection string that cannot be parsed.
     pub fn other_target(&self) -> Result<Target, ConfigError> {
-        Target::parse("other_member", &self.other_member, &self.member_tls)
+        self.target_of("other_member", &self.other_member)
+    }
+
+    fn target_of(&self, key: &'static str, text: &str) -> Result<Target, ConfigError> {
+        Target::parse(text, &self.member_tls).map_err(|error| match error {
+            TargetError::Text(reason) => ConfigError { key, reason },
+            TargetError::Tls(reason) => ConfigError {
+                key: "member_tls",
+                reason,
+            },
+        })
     }
 
     /// The roles that managers log in as at both members.
@@ -419,23 +285,6 @@ mod tests {
             (other.place(), other.password.as_deref()),
             (("b", 5433), Some("x"))
         );
-    }
-
-    /// Only the first host was used, which a takeover of the cluster makes a standby.
-    #[test]
-    fn every_host_of_a_cluster_is_tried_from_the_writable_one_on() {
-        let tls = ServerTls::default();
-        let parse = |text: &str| Target::parse("member", text, &tls);
-        let target = parse("host=a,b,c port=1,2,3 user=postgres dbname=app").expect("valid");
-        let clone = target.clone();
-        clone.found_writable(1);
-        let tried: Vec<String> = target.candidates().map(|at| target.address(at)).collect();
-        assert_eq!(tried, ["b:2", "c:3", "a:1"]);
-        assert_eq!(target.place(), ("b", 2));
-        assert!(target.is_found());
-        let environment = target.environment();
-        assert!(environment.contains(&("PGHOST", "b".to_owned())));
-        assert!(parse("host=a,b,c port=1,2 user=postgres dbname=app").is_err());
     }
 
     #[test]

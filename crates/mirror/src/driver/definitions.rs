@@ -13,8 +13,8 @@ use std::time::Duration;
 use tokio::task::JoinHandle;
 use tokio::time::Instant;
 
-use super::config::Target;
 use super::member::Member;
+use super::target::Target;
 use super::wire::{Postgres, WireError};
 use crate::core::catalog::{Catalog, Snapshot};
 use crate::core::rows::Lsn;

@@ -15,7 +15,7 @@ use postgres_protocol::escape::escape_identifier;
 use postgres_protocol::password::scram_sha_256;
 use proxy::core::settings::quote_literal;
 
-use super::config::Target;
+use super::target::Target;
 use crate::core::manager::Life;
 use crate::rows::write::CodeOwner;
 
@@ -114,13 +114,8 @@ pub fn make_writers(member: &Target) -> io::Result<([Deputy; 2], String, String)
          DELETE FROM understudy_mirror.secret; \
          INSERT INTO understudy_mirror.secret VALUES (pg_catalog.sha256({hashed}::pg_catalog.bytea))"
     );
-    let deputy = |name: &str| {
-        Deputy::Role(Box::new(Target {
-            user: name.to_owned(),
-            password: Some(password.clone()),
-            ..member.clone()
-        }))
-    };
+    let deputy =
+        |name: &str| Deputy::Role(Box::new(member.for_user(name.to_owned(), password.clone())));
     Ok(([deputy(ROWS), deputy(NOBODY)], secret, text))
 }
 
@@ -170,10 +165,6 @@ pub fn make(member: &Target, login: &str, name: String) -> io::Result<(Deputy, S
         quote_literal(&scram_sha_256(password.as_bytes())),
         escape_identifier(login)
     );
-    let target = Target {
-        user: name,
-        password: Some(password),
-        ..member.clone()
-    };
+    let target = member.for_user(name, password);
     Ok((Deputy::Role(Box::new(target)), text))
 }

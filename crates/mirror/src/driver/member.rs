@@ -16,10 +16,10 @@ use proxy::core::settings::quote_literal;
 use tokio::sync::Semaphore;
 
 use super::apply::Applier;
-use super::config::Target;
 use super::deputy::{Deputies, Deputy};
 use super::statements::Parameter;
 use super::tables::Tables;
+use super::target::Target;
 use super::wire::{Postgres, Reply, Wire, WireError, reply};
 use crate::core::manager::Life;
 use crate::core::record::{Number, Token};

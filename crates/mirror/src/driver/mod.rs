@@ -30,6 +30,7 @@ mod session;
 mod state;
 mod statements;
 mod tables;
+pub mod target;
 mod transfer;
 pub mod upgrade;
 mod verified;
@@ -107,7 +108,7 @@ const UNPROVED: &str = "the member lets the manager in as anybody, without a pro
     be a superuser";
 
 /// Fails if the member asks nobody who comes from here for a proof, unless the operator wants none.
-async fn must_ask(config: &Config, target: &config::Target) -> std::io::Result<()> {
+async fn must_ask(config: &Config, target: &target::Target) -> std::io::Result<()> {
     let is_open = !config.clients_need_no_proof
         && wire::asks_nobody(target)
             .await

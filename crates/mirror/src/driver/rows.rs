@@ -8,9 +8,9 @@ use std::time::Duration;
 use proxy::core::settings::quote_literal;
 use xxhash_rust::xxh3::xxh3_64;
 
-use super::config::Target;
 use super::level::Capture;
 use super::member::Member;
+use super::target::Target;
 use super::wire::{Postgres, WireError};
 use crate::core::rows::{Change, Definition, Lsn, Rows};
 use crate::core::waited::waits_for;

@@ -2,8 +2,8 @@
 
 use std::time::Duration;
 
-use super::config::Target;
 use super::hub::Hub;
+use super::target::Target;
 use super::wire::{Postgres, WireError};
 
 /// Time in which the server answers.

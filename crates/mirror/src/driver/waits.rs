@@ -12,9 +12,9 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use super::config::Target;
 use super::hub::Hub;
 use super::rows::NAME;
+use super::target::Target;
 use super::wire::{Postgres, WireError};
 use crate::core::cancelled::Cancelled;
 

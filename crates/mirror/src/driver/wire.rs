@@ -13,8 +13,8 @@ use protocol::frame;
 use proxy::driver::dial::DialError;
 use proxy::driver::socket::Socket;
 
-use super::config::Target;
 use super::statements::Statements;
+use super::target::Target;
 
 pub use super::answer::{Reply, ServerError, WireError, status, tag};
 
@@ -229,12 +229,10 @@ impl Postgres {
         application: &str,
         more: &[(&str, &str)],
     ) -> Result<Postgres, WireError> {
-        match target.candidates().next() {
+        match target.known() {
             // Another server of a cluster is looked for by whoever attends to the member: sessions of one life are at one server.
-            Some(found) if target.is_found() => {
-                Postgres::connect_to(target, found, application, more).await
-            }
-            _ => Postgres::find_with(target, application, more).await,
+            Some(known) => Postgres::connect_to(target, known, application, more).await,
+            None => Postgres::find_with(target, application, more).await,
         }
     }
 

@@ -11,7 +11,8 @@ use serde::{Deserialize, Serialize};
 pub use questions::Level;
 use questions::{ALIKE, BEGIN, CHECKS, SCHEMAS};
 
-use super::config::{Config, Target};
+use super::config::Config;
+use super::target::Target;
 use super::wire::{self, Postgres, WireError};
 
 const NAME: &str = "understudy mirror check";

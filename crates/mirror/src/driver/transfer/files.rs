@@ -11,7 +11,7 @@ use std::collections::BTreeMap;
 use std::path::Path;
 use std::time::Duration;
 
-use crate::driver::config::Target;
+use crate::driver::target::Target;
 use crate::driver::wire::{Postgres, WireError};
 
 const TABLES: &str = "SELECT c.oid, c.relfilenode, c.oid::pg_catalog.regclass FROM pg_catalog.pg_class c \

@@ -21,11 +21,11 @@ use std::time::{Duration, Instant};
 
 use tokio::process::Command;
 
-use super::config::Target;
 use super::hub::Hub;
 use super::rewind::{RewindError, rewind};
 use super::rows;
 use super::state::{Contents, Tokens, contents, install_with, tokens};
+use super::target::Target;
 use super::wire::{Postgres, WireError};
 use crate::core::ledger::Ledger;
 use crate::core::log::Identity;

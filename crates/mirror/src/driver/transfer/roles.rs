@@ -11,9 +11,9 @@ use postgres_protocol::escape::escape_identifier;
 use tokio::io::AsyncWriteExt;
 
 use super::{NAME, TransferError, command, program};
-use crate::driver::config::Target;
 use crate::driver::deputy::PREFIX;
 use crate::driver::hub::Hub;
+use crate::driver::target::Target;
 use crate::driver::wire::Postgres;
 
 /// What roles there are, as a short sum of it.

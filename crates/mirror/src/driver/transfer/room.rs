@@ -12,8 +12,8 @@ use std::time::Duration;
 use postgres_protocol::escape::{escape_identifier, escape_literal};
 use xxhash_rust::xxh3::xxh3_64;
 
-use crate::driver::config::Target;
 use crate::driver::rows::NAME as SLOT;
+use crate::driver::target::Target;
 use crate::driver::wire::{Postgres, WireError};
 
 /// So often it is tried to rename a database that somebody comes to again and again.

@@ -1,7 +1,7 @@
 //! Lines that an operator copies: what a mirror needs before an upgrade, and after it.
 
 use super::Side;
-use crate::driver::config::Target;
+use crate::driver::target::Target;
 
 /// Lines that replace the standby's server by one of a newer version, which nobody has named.
 pub fn newer_member(standby: &Side, target: &Target) -> Vec<String> {

@@ -239,9 +239,9 @@ fn an_upgrade_is_finished_only_if_the_newer_member_is_primary() {
 }
 
 /// The target of a connection string.
-fn target(text: &str) -> crate::driver::config::Target {
+fn target(text: &str) -> crate::driver::target::Target {
     let tls = proxy::config::ServerTls::default();
-    crate::driver::config::Target::parse("member", text, &tls).expect("valid")
+    crate::driver::target::Target::parse(text, &tls).expect("valid")
 }
 
 fn has(lines: &[String], wanted: &str) -> bool {

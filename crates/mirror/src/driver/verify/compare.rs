@@ -9,8 +9,8 @@ use std::time::Duration;
 
 use postgres_protocol::escape::escape_identifier;
 
-use super::super::config::Target;
 use super::super::definitions;
+use super::super::target::Target;
 use super::super::wire::{Postgres, WireError};
 
 const TABLES: &str = "SELECT n.nspname, c.relname FROM pg_catalog.pg_class c \

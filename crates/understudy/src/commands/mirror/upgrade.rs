@@ -187,7 +187,7 @@ fn target_of(
     manager: &str,
     statuses: &[Option<Status>],
     config: &Config,
-) -> anyhow::Result<mirror::driver::config::Target> {
+) -> anyhow::Result<mirror::driver::target::Target> {
     let own = statuses.first().and_then(Option::as_ref);
     Ok(match own.is_some_and(|own| own.name == manager) {
         true => config.target()?,
