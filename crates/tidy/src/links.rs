@@ -100,15 +100,17 @@ fn targets(document: &str) -> Vec<(usize, String)> {
     targets
 }
 
+/// The parts of a text between backquotes, each with true if it is code. A backquote that nothing closes begins no span.
+pub(crate) fn spans(text: &str) -> impl Iterator<Item = (bool, &str)> {
+    let last = text.matches('`').count();
+    let parts = text.split('`').enumerate();
+    parts.map(move |(at, part)| (at % 2 == 1 && at < last, part))
+}
+
 /// The line without what is in backquotes.
 fn without_code(line: &str) -> String {
-    let parts: Vec<&str> = line.split('`').collect();
-    let last = parts.len() - 1;
-    let kept = parts
-        .iter()
-        .enumerate()
-        .filter(|(at, _)| at % 2 == 0 || (*at == last && last % 2 == 1));
-    kept.map(|(_, part)| *part).collect()
+    let kept = spans(line).filter(|(is_code, _)| !is_code);
+    kept.map(|(_, part)| part).collect()
 }
 
 /// Text before the closing parenthesis, without a title.

@@ -4,6 +4,7 @@
 //! The page has a message's variable parts in capitals, so the first words without one are looked up.
 
 use crate::lexer::{Kind, Piece, pieces};
+use crate::links;
 use crate::tree::TextFile;
 use crate::wording::joined;
 
@@ -60,7 +61,7 @@ struct Message {
 
 /// Returns messages whose first words `page` does not have, as `path:line: words`, and exceptions that no message needs.
 pub fn missing(sources: &[TextFile], page: &str) -> Vec<String> {
-    let page = spans(page);
+    let page = code_of(page);
     let mut unused = EXCEPTIONS.to_vec();
     let mut found = Vec::new();
     for file in sources.iter().filter(|file| is_product(&file.path)) {
@@ -205,8 +206,9 @@ fn first_words(message: &str) -> Option<String> {
 }
 
 /// The code spans of the page, which are its messages.
-fn spans(page: &str) -> String {
-    let parts: Vec<&str> = page.split('`').skip(1).step_by(2).collect();
+fn code_of(page: &str) -> String {
+    let code = links::spans(page).filter(|(is_code, _)| *is_code);
+    let parts: Vec<&str> = code.map(|(_, part)| part).collect();
     joined(&parts.join(" | "))
 }
 

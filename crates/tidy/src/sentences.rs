@@ -6,6 +6,7 @@
 use std::collections::BTreeMap;
 
 use crate::anchors::{prose, without_targets};
+use crate::links::spans;
 use crate::tree::TextFile;
 use crate::wording::Places;
 
@@ -145,15 +146,8 @@ fn is_end(word: &str) -> bool {
 
 /// Each code span in backquotes becomes one word.
 fn without_code(text: &str) -> String {
-    let parts: Vec<&str> = text.split('`').collect();
-    let last = parts.len() - 1;
-    let mut read = String::new();
-    for (at, part) in parts.iter().enumerate() {
-        // A backquote that nothing closes begins no span.
-        let is_code = at % 2 == 1 && at < last;
-        read.push_str(if is_code { "code" } else { part });
-    }
-    read
+    let read = spans(text).map(|(is_code, part)| if is_code { "code" } else { part });
+    read.collect()
 }
 
 #[cfg(test)]

@@ -178,7 +178,8 @@ pub(super) async fn agree(
     let mut server = Server::new(postgres);
     let agreed = async {
         let plan = server.plan(&stored, &copied, oldest).await?;
-        if plan.differs.is_some() {
+        // Nothing is to be done now.
+        if plan.differs.is_some() || plan.steps.iter().all(Step::decodes) {
             return Ok(plan);
         }
         for step in plan.steps.iter().filter(|step| !step.decodes()) {
