@@ -13,6 +13,7 @@ use std::time::Duration;
 use tokio::task::JoinHandle;
 use tokio::time::Instant;
 
+use super::answer::Reply;
 use super::member::Member;
 use super::target::Target;
 use super::wire::{Postgres, WireError};
@@ -24,6 +25,12 @@ const SAID: &str = include_str!("definitions.sql");
 const SOON: Duration = Duration::from_millis(300);
 /// Definitions of which nobody is told are read so often.
 const EVERY: Duration = Duration::from_secs(60);
+
+/// True if somebody may be between the transactions of `DROP INDEX CONCURRENTLY`: the index is none for others any more, and the command is
+/// not logged. It holds the lock of its table throughout.
+const BETWEEN: &str = "SELECT EXISTS (SELECT FROM pg_catalog.pg_locks l JOIN pg_catalog.pg_index i ON i.indrelid = l.relation \
+    JOIN pg_catalog.pg_database d ON d.oid = l.database WHERE l.locktype = 'relation' AND l.mode = 'ShareUpdateExclusiveLock' \
+    AND l.granted AND l.pid <> pg_catalog.pg_backend_pid() AND d.datname = pg_catalog.current_database() AND NOT i.indisvalid)";
 
 /// The query, for members that managers log in at as these roles.
 fn said(managers: &[String]) -> String {
@@ -71,12 +78,18 @@ struct Read {
 
 async fn read_now(target: Target, managers: Vec<String>) -> Result<Read, WireError> {
     let mut session = Postgres::connect(&target, "understudy mirror definitions").await?;
+    let set = "SET lock_timeout = '1s'; SET statement_timeout = '20s'; SET search_path = ''";
+    session.query(set).await?;
+    let mut is_between = is_true(session.query(BETWEEN).await?);
     let began = session
         .query(
-            "SET lock_timeout = '1s'; SET statement_timeout = '20s'; SET search_path = ''; \
-             BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY; SELECT pg_catalog.pg_current_snapshot()",
+            "BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY; SELECT pg_catalog.pg_current_snapshot()",
         )
         .await?;
+    is_between |= is_true(session.query(BETWEEN).await?);
+    if is_between {
+        return Err(unknown("an index is being dropped CONCURRENTLY"));
+    }
     let catalog = read(&mut session, &managers).await?;
     let end = session
         .query("SELECT pg_catalog.pg_current_wal_insert_lsn()")
@@ -89,10 +102,18 @@ async fn read_now(target: Target, managers: Vec<String>) -> Result<Read, WireErr
             snapshot,
             end,
         }),
-        _ => Err(WireError::Lost(std::io::Error::other(
+        _ => Err(unknown(
             "the member does not say as of when its definitions are",
-        ))),
+        )),
     }
+}
+
+fn is_true(reply: Reply) -> bool {
+    reply.value().as_deref() == Some("t")
+}
+
+fn unknown(why: &str) -> WireError {
+    WireError::Lost(std::io::Error::other(why))
 }
 
 /// The definitions of one epoch.

@@ -33,9 +33,10 @@ said (kind, name, said) AS (
   FROM pg_constraint k LEFT JOIN relations c ON c.oid = k.conrelid
   WHERE k.connamespace IN (SELECT oid FROM schemas) AND (k.conrelid = 0 OR c.oid IS NOT NULL)
   UNION ALL
+  -- One that is being built, or could not be, is no index yet: others see it before the command is logged.
   SELECT 'index', c.name, concat_ws(' ', pg_get_indexdef(i.indexrelid), i.indisvalid, i.indisreplident,
     (SELECT spcname FROM pg_tablespace t WHERE t.oid = c.reltablespace))
-  FROM relations c JOIN pg_index i ON i.indexrelid = c.oid
+  FROM relations c JOIN pg_index i ON i.indexrelid = c.oid WHERE i.indisvalid OR c.relkind = 'I'
   UNION ALL
   SELECT 'inheritance', format('%s of %s', c.name, i.inhparent::regclass), i.inhseqno::text
   FROM relations c JOIN pg_inherits i ON i.inhrelid = c.oid

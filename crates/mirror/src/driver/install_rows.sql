@@ -244,14 +244,27 @@ CREATE OR REPLACE FUNCTION understudy_mirror.note(event text, tag text, path tex
   LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp
   AS $$
     DECLARE
-      own_xid CONSTANT xid := pg_current_xact_id()::xid;
+      -- DROP INDEX CONCURRENTLY does not begin in a transaction that has a number.
+      own_xid CONSTANT xid := CASE event WHEN 'ddl_command_start' THEN NULL ELSE pg_current_xact_id() END::xid;
       fills CONSTANT boolean := tag IN ('CREATE TABLE AS', 'SELECT INTO');
       nothing CONSTANT text := CASE WHEN said IS NOT NULL THEN '' END;
+      unbuilt CONSTANT text[] := coalesce(string_to_array(current_setting('understudy_mirror.unbuilt', true), E'\n'), '{}');
+      is_nothing boolean;
+      is_some boolean;
       what text;
     BEGIN
       settings := '';
       IF current_setting('understudy_mirror.own', true) = 'on' AND (SELECT rolsuper FROM pg_roles WHERE rolname = session_user) THEN
         RETURN;
+      END IF;
+      IF event = 'ddl_command_start' AND tag = 'ALTER TABLE' AND said ~* '\mdetach\M.*\m(concurrently|finalize)\M' THEN
+        -- Its two transactions leave a constraint that one does not.
+        PERFORM understudy_mirror.refuse('a partition that is detached CONCURRENTLY', 'Detach it without CONCURRENTLY.');
+      END IF;
+      IF event = 'ddl_command_start' AND tag LIKE 'DROP %' THEN
+        -- For as long as the command, which may have several transactions.
+        PERFORM set_config('understudy_mirror.unbuilt', coalesce(string_agg(o.identity, E'\n'), ''), false)
+          FROM pg_index i, pg_identify_object('pg_class'::regclass, i.indexrelid, 0) o WHERE NOT i.indisvalid;
       END IF;
       IF event = 'ddl_command_start' AND (NOT fills OR said IS NULL) OR tag = 'REINDEX' THEN
         RETURN;
@@ -266,13 +279,19 @@ CREATE OR REPLACE FUNCTION understudy_mirror.note(event text, tag text, path tex
           'Stop both managers, and SET understudy_mirror.own = on as a superuser, to give the mirror up.');
       END IF;
       IF event = 'sql_drop' THEN
-        IF tag NOT LIKE 'DROP %' OR tag = 'DROP OWNED' OR (SELECT bool_and(is_temporary) FROM pg_event_trigger_dropped_objects()) THEN
+        -- Indexes that could not be built are not there.
+        SELECT bool_and(is_temporary OR object_identity = ANY (unbuilt)), bool_or(object_identity = ANY (unbuilt))
+          INTO is_nothing, is_some FROM pg_event_trigger_dropped_objects();
+        IF tag NOT LIKE 'DROP %' OR tag = 'DROP OWNED' OR is_nothing THEN
           RETURN;
+        END IF;
+        IF is_some AND tag = 'DROP INDEX' THEN
+          PERFORM understudy_mirror.refuse('an index that could not be built and is dropped with others', 'Drop it by itself.');
         END IF;
         PERFORM set_config('understudy_mirror.dropped', 'on', true);
         SELECT string_agg(object_type || ' ' || object_identity, ', ' ORDER BY object_type, object_identity) INTO result
           FROM pg_event_trigger_dropped_objects()
-          WHERE NOT is_temporary AND object_identity !~ 'pg_toast|RI_ConstraintTrigger';
+          WHERE NOT is_temporary AND object_identity !~ 'pg_toast|RI_ConstraintTrigger' AND object_identity <> ALL (unbuilt);
         result := md5(result);
       ELSIF event = 'ddl_command_end' THEN
         IF said IS NULL AND NOT EXISTS (SELECT FROM pg_event_trigger_ddl_commands()) THEN
@@ -410,7 +429,7 @@ DROP EVENT TRIGGER IF EXISTS understudy_mirror_start;
 DROP EVENT TRIGGER IF EXISTS understudy_mirror_end;
 DROP EVENT TRIGGER IF EXISTS understudy_mirror_drop;
 DROP EVENT TRIGGER IF EXISTS understudy_mirror_rewrite;
-CREATE EVENT TRIGGER understudy_mirror_start ON ddl_command_start WHEN TAG IN ('CREATE TABLE AS', 'SELECT INTO')
+CREATE EVENT TRIGGER understudy_mirror_start ON ddl_command_start
   EXECUTE FUNCTION understudy_mirror.define();
 CREATE EVENT TRIGGER understudy_mirror_end ON ddl_command_end EXECUTE FUNCTION understudy_mirror.define();
 CREATE EVENT TRIGGER understudy_mirror_drop ON sql_drop EXECUTE FUNCTION understudy_mirror.define();

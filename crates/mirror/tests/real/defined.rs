@@ -1,5 +1,8 @@
 //! Definitions of all kinds: the members are equal afterwards, or it was refused; whatever nobody is told of is found.
 
+use std::sync::Arc;
+use std::time::Duration;
+
 use crate::cases::{Case, Wants::*, go_through};
 use crate::server::psql;
 use crate::site::{Site, run, value};
@@ -231,6 +234,25 @@ const CASES: &[Case] = &[
         Refused("fire when rows are replicated"),
     ),
     (
+        "a partition that is detached concurrently",
+        &[
+            "CREATE TABLE dc (id int, v int) PARTITION BY RANGE (id); CREATE TABLE dc1 PARTITION OF dc FOR VALUES FROM (0) TO (9)",
+            "INSERT INTO dc VALUES (1, 1)",
+            "ALTER TABLE dc DETACH PARTITION dc1 CONCURRENTLY",
+        ],
+        Refused("detached CONCURRENTLY"),
+    ),
+    (
+        "an index on partitions, and one that is attached to it",
+        &[
+            "CREATE TABLE ip (id int, v int) PARTITION BY RANGE (id); CREATE TABLE ip1 PARTITION OF ip FOR VALUES FROM (0) TO (9)",
+            "CREATE INDEX ipv ON ONLY ip (v)",
+            "CREATE INDEX CONCURRENTLY ip1v ON ip1 (v)",
+            "ALTER INDEX ipv ATTACH PARTITION ip1v",
+        ],
+        Equal,
+    ),
+    (
         "what the mirror hears by",
         &["ALTER PUBLICATION understudy_mirror SET (publish = 'insert')"],
         Refused("its own publication"),
@@ -286,11 +308,70 @@ fn a_copy_has_the_same_definitions() {
     assert_eq!(site.kept(standby).len(), 1);
     assert_eq!(site.must_be_equal().rows, before.rows);
     run(&site, &site.connect(), "CREATE TABLE looked_at (id int)");
-    std::thread::sleep(std::time::Duration::from_secs(1));
+    std::thread::sleep(Duration::from_secs(1));
     assert_eq!(
         site.status(standby).and_then(|status| status.difference),
         None
     );
+    site.must_be_equal();
+}
+
+/// Commands of several transactions, each of which others see before the next, and before the command is logged.
+const STEPWISE: &[&str] = &[
+    "CREATE INDEX CONCURRENTLY ti ON t (v)",
+    "REINDEX INDEX CONCURRENTLY ti",
+    "REINDEX TABLE CONCURRENTLY t",
+    "DROP INDEX CONCURRENTLY ti",
+    // It fails, and leaves an index that is none.
+    "CREATE UNIQUE INDEX CONCURRENTLY tu ON t (v)",
+    "DROP INDEX CONCURRENTLY tu",
+    "CREATE UNIQUE INDEX CONCURRENTLY tw ON t (v)",
+    "DROP TABLE t",
+];
+
+/// Definitions that are read between the transactions of such a command are no difference: an index was visible that the log did not have.
+#[test]
+fn a_definition_of_several_transactions_is_compared_when_it_is_whole() {
+    let site = Site::start("");
+    let defining = Arc::new(site.connect());
+    let (holding, other) = (site.connect(), site.connect());
+    run(
+        &site,
+        &other,
+        "CREATE TABLE t (id int PRIMARY KEY, v int); INSERT INTO t VALUES (-1, 0), (-2, 0); CREATE TABLE other ()",
+    );
+    let is_no_difference = |text: &str| {
+        for _ in 0..4 {
+            run(
+                &site,
+                &other,
+                &format!("COMMENT ON TABLE other IS $${text}$$"),
+            );
+            std::thread::sleep(Duration::from_millis(400));
+            let status = site.status(1 - site.who_serves()).expect("it runs");
+            assert_eq!(status.difference, None, "{text}");
+        }
+    };
+    for (at, text) in STEPWISE.iter().enumerate() {
+        run(&site, &holding, "BEGIN");
+        let row = format!("INSERT INTO t VALUES ({at}, {at})");
+        run(&site, &holding, &row);
+        let definer = Arc::clone(&defining);
+        let defined = site
+            .runtime
+            .spawn(async move { definer.batch_execute(text).await });
+        std::thread::sleep(Duration::from_millis(300));
+        is_no_difference(text);
+        assert!(!defined.is_finished(), "{text} did not wait");
+        run(&site, &holding, "COMMIT");
+        let defined = site.runtime.block_on(defined).expect("no panic");
+        assert_eq!(
+            defined.is_err(),
+            text.contains("UNIQUE"),
+            "{text}: {defined:?}"
+        );
+        is_no_difference(text);
+    }
     site.must_be_equal();
 }
 

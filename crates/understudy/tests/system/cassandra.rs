@@ -65,7 +65,7 @@ impl CassandraStage {
 #[test]
 #[ignore = "on Cassandra: make test-cassandra"]
 fn the_demo_loses_nothing() -> Result<()> {
-    crate::demo::watch("demo-cassandra", &["--store", "cassandra"], 100.0)
+    crate::demo::watch("demo-cassandra", &["--store", "cassandra"])
 }
 
 #[test]

@@ -10,6 +10,7 @@ use dax::storage::Storage;
 use node::config::Config;
 use store::Network;
 use tokio::time::Instant;
+use tokio_postgres::error::SqlState;
 use volume::claim::Claim;
 
 use crate::bases::{Repeated, checkpoint};
@@ -109,13 +110,16 @@ async fn standbys_come_and_go_and_the_active_too() -> Result<()> {
     stage.verify().await
 }
 
-/// When a node's PostgreSQL started.
+/// When a node's PostgreSQL started. A standby may cancel even this query for its replay, which is repeated.
 async fn server_start(stage: &Stage, node: &str) -> Result<String> {
     let client = connect(&stage.cluster.server(node)?.config()).await?;
-    let row = client
-        .query_one("SELECT pg_postmaster_start_time()::text", &[])
-        .await?;
-    Ok(row.get(0))
+    let query = "SELECT pg_postmaster_start_time()::text";
+    loop {
+        match client.query_one(query, &[]).await {
+            Err(error) if error.code() == Some(&SqlState::T_R_SERIALIZATION_FAILURE) => {}
+            done => return Ok(done?.get(0)),
+        }
+    }
 }
 
 /// How often a node began to take over.
