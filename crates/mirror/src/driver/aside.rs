@@ -14,12 +14,15 @@ use crate::core::record::Number;
 use crate::core::rows::Lsn;
 
 impl Hub {
-    /// Ends all that clients have begun at the member, which serves nobody any more: their commits would wait for ever.
+    /// Ends all that clients have begun at the member, which serves nobody any more: their commits would wait for ever. Not once it serves
+    /// again: the sessions are those of the next epoch then.
     pub(super) async fn end_writers(&self) {
+        let _no_client_is_let_in = self.doorway.lock().await;
         let life = self.look(Manager::life);
+        let serves_nobody = || !self.role().serves();
         let ended = async {
             let mut session = Postgres::connect(&self.member.target, "understudy mirror").await?;
-            rows::end_writers(&mut session, &self.member.managers).await
+            rows::end_writers(&mut session, &self.member.managers, serves_nobody).await
         };
         match ended.await {
             Ok(began) => self.act(|manager, _| {

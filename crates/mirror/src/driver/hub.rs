@@ -67,6 +67,8 @@ pub struct Hub {
     ready: Ready,
     /// The epoch in which clients are served.
     serving: watch::Sender<Option<u32>>,
+    /// Held by whoever lets clients in, or ends what they have left at the member.
+    pub doorway: tokio::sync::Mutex<()>,
     jobs: mpsc::UnboundedSender<Job>,
     /// To the other manager, while there is a connection.
     pub peer: Mutex<Option<mpsc::UnboundedSender<Message>>>,
@@ -119,6 +121,7 @@ impl Hub {
             started: Instant::now(),
             ready: Ready::default(),
             serving: watch::Sender::new(None),
+            doorway: tokio::sync::Mutex::default(),
             jobs,
             peer: Mutex::default(),
             zones,
@@ -320,6 +323,7 @@ impl Hub {
         let what = serde_json::json!({
             "epoch": epoch, "manager": self.name, "transaction": last.0, "unix_ms": unix_ms(),
         });
+        let _nobody_is_ended = self.doorway.lock().await;
         // Under the manager's lock, as its end is.
         self.look(|manager| {
             let serves = manager.epoch() == Some(epoch);

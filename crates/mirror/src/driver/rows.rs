@@ -135,7 +135,7 @@ pub async fn prepare(
             session.query(&note).await?;
         }
     }
-    let began = end_writers(session, managers).await?;
+    let began = end_writers(session, managers, || true).await?;
     let number = |text: Option<String>| text.and_then(|text| text.parse::<u64>().ok());
     let own =
         number(field(4)).ok_or_else(|| cannot("the member does not say which server it is"))?;
@@ -279,8 +279,13 @@ pub async fn begin_stream(session: &mut Postgres) -> Result<(), WireError> {
 }
 
 /// Ends whoever writes to the member, because nobody is let at it any more: commits that wait for the log are ended as well, and
-/// sessions of an earlier process that execute the log. `managers` are the roles of managers, whose other sessions go on.
-pub async fn end_writers(session: &mut Postgres, managers: &[String]) -> Result<Lsn, WireError> {
+/// sessions of an earlier process that execute the log. `managers` are the roles of managers, whose other sessions go on. For as long as
+/// `is_wanted` says.
+pub async fn end_writers(
+    session: &mut Postgres,
+    managers: &[String],
+    is_wanted: impl Fn() -> bool,
+) -> Result<Lsn, WireError> {
     let managers: Vec<String> = managers.iter().map(|name| quote_literal(name)).collect();
     let ended = format!(
         "SELECT pg_catalog.count(pg_catalog.pg_terminate_backend(pid)) FROM pg_catalog.pg_stat_activity \
@@ -288,7 +293,7 @@ pub async fn end_writers(session: &mut Postgres, managers: &[String]) -> Result<
          AND (NOT coalesce(usename = ANY (ARRAY[{}]), false) OR application_name NOT LIKE 'understudy mirror%' OR wait_event = 'SyncRep')",
         managers.join(", ")
     );
-    while session.query(&ended).await?.value().as_deref() != Some("0") {
+    while is_wanted() && session.query(&ended).await?.value().as_deref() != Some("0") {
         tokio::time::sleep(Duration::from_millis(20)).await;
     }
     end_of_wal(session).await

@@ -50,6 +50,23 @@ impl From<std::io::Error> for Turned {
     }
 }
 
+/// True if a server that refuses a session with this code is not ready, or has no place now.
+fn may_pass(code: &str) -> bool {
+    ["57P03", "53300"].contains(&code)
+}
+
+impl End {
+    /// True if what has begun nothing may be tried again.
+    fn may_pass(&self) -> bool {
+        match self {
+            End::Lost(_) => true,
+            End::Told(refusal) => may_pass(refusal.code),
+            End::Server(said) => may_pass(&ServerError::read(said.clone()).code),
+            End::Leaves | End::Terminated => false,
+        }
+    }
+}
+
 impl Session {
     /// Goes on at the other manager, and comes back if that one is not primary any more either. Nothing is under way.
     pub(super) async fn leave(&mut self) -> Result<()> {
@@ -58,25 +75,32 @@ impl Session {
             return Err(self.send_back(&belongings).await?);
         }
         let mut is_here = !self.server.is_gone();
+        let mut deadline = Instant::now() + PATIENCE;
         loop {
-            match self.find_place(&belongings).await? {
+            match self.find_place(&belongings, deadline).await? {
                 // Its session here has waited.
                 Place::Here if is_here && self.is_at_known_server().await => return Ok(()),
-                Place::Here => return self.settle(&belongings).await,
+                Place::Here => match self.settle(&belongings).await {
+                    // The member is lost, and this manager is about to notice it.
+                    Err(end) if end.may_pass() && Instant::now() < deadline => {
+                        tokio::time::sleep(TRY_AGAIN).await;
+                    }
+                    settled => return settled,
+                },
                 Place::There(mut there) => {
                     is_here = false;
                     self.close_server().await;
                     *self.cancel.goes.lock() = Goes::There(std::mem::take(&mut there.key));
                     self.report(&there.reported);
                     belongings = self.relay(&mut there.wire).await?;
+                    deadline = Instant::now() + PATIENCE;
                 }
             }
         }
     }
 
     /// Waits until one of both managers is primary, for a while.
-    async fn find_place(&mut self, belongings: &Belongings) -> Result<Place> {
-        let deadline = Instant::now() + PATIENCE;
+    async fn find_place(&mut self, belongings: &Belongings, deadline: Instant) -> Result<Place> {
         let mut last = String::new();
         while Instant::now() < deadline {
             if self.serving.borrow_and_update().is_some() {
@@ -130,10 +154,9 @@ impl Session {
                 b'K' => key = frame::body(&message).to_vec(),
                 b'E' => {
                     let said = ServerError::read(message);
-                    // It is not ready, or has no place now.
-                    return Err(match said.code.as_str() {
-                        "57P03" | "53300" => Turned::Not(said.message),
-                        _ => Turned::Away(turned_away(said)),
+                    return Err(match may_pass(&said.code) {
+                        true => Turned::Not(said.message),
+                        false => Turned::Away(turned_away(said)),
                     });
                 }
                 b'Z' => {

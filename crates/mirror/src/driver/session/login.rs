@@ -139,12 +139,16 @@ pub async fn log_in(
 
 /// A server that has crashed since it was asked what it has lacks what it had committed last.
 async fn at_known_server(hub: &Hub, server: &mut Wire) -> Result<Life> {
-    hub.member.life_at(server).await.map_err(|error| {
-        let refusal = Refusal::fatal("57P03", "the member is not ready")
-            .detail(format!("{error}."))
-            .hint("Try again in a moment.");
-        End::Told(Box::new(refusal))
-    })
+    let asked = hub.member.life_at(server).await;
+    asked.map_err(|error| not_ready(&error))
+}
+
+/// The member is lost before a session has begun anything.
+pub fn not_ready(error: &dyn std::error::Error) -> End {
+    let refusal = Refusal::fatal("57P03", "the member is not ready")
+        .detail(format!("{error}."))
+        .hint("Try again in a moment.");
+    End::Told(Box::new(refusal))
 }
 
 impl<'a> Door<'a> {

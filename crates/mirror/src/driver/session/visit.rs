@@ -10,9 +10,9 @@ use proxy::driver::socket::Socket;
 
 use super::super::hub::Hub;
 use super::super::wire::Wire;
-use super::login::{Door, log_in};
+use super::login::{Door, log_in, not_ready};
 use super::startup::{Entered, check, reach};
-use super::{Result, Session};
+use super::{End, Result, Session};
 use crate::core::moving::Belongings;
 
 /// How long a visitor waits for this manager to become primary.
@@ -29,7 +29,7 @@ pub async fn visit(hub: Arc<Hub>, socket: Socket, belongings: Belongings) {
     let entering = enter(&hub, &mut client, &belongings);
     let (entered, mut welcome) = match tokio::time::timeout(LOGIN_TIMEOUT, entering).await {
         Ok(Ok(entered)) => entered,
-        Ok(Err(end)) => return client.say_why(end).await,
+        Ok(Err(end)) => return client.say_why(not_let_in(end)).await,
         Err(_) => return,
     };
     let key = entered.key;
@@ -42,10 +42,18 @@ pub async fn visit(hub: Arc<Hub>, socket: Socket, belongings: Belongings) {
             session.client.output.unsplit(welcome);
             session.serve().await;
         }
-        Err(end) => session.client.say_why(end).await,
+        Err(end) => session.client.say_why(not_let_in(end)).await,
     }
     hub.cancels.leave(&key);
     hub.counters.clients.fetch_sub(1, Ordering::Relaxed);
+}
+
+/// A member that is lost while it lets a visitor in may let it in later: nothing was begun.
+fn not_let_in(end: End) -> End {
+    match end {
+        End::Lost(error) => not_ready(&error),
+        end => end,
+    }
 }
 
 struct Visitor {
