@@ -46,6 +46,8 @@ use super::files::{put, read_live};
 const UNFINISHED_FILE: &[u8] = b"state.tmp";
 /// How long a standby's server may take to answer at a takeover, when clients wait.
 const WITHIN: Duration = Duration::from_secs(2);
+/// How long reading from where a slot begins may hold a promotion up.
+const MARKED_WITHIN: Duration = Duration::from_millis(300);
 /// How often a slot of a promoted server is tried to be moved, and how long after a failure.
 const TRIES: u32 = 10;
 const TRY_AGAIN: Duration = Duration::from_secs(1);
@@ -211,8 +213,30 @@ pub(super) async fn agree(
             decodes: true,
         })
     });
-    let steps = ahead.collect();
+    let steps: Vec<Step> = ahead.collect();
+    mark_changed(&mut server, &steps).await;
     Ok(Some(CatchUp { server, steps }))
+}
+
+/// Has a standby's server take its slots that decode for changed, as far as that takes no time.
+///
+/// At its first checkpoint a promoted server removes what its slots do not need, and writes those of them that have changed, before that.
+/// Copies that the standby has moved may need less than the stored ones. They are in a directory of its own, and unchanged since: if the
+/// server died then, before [`CatchUp`] is done, the next one would begin with stored slots that lack what they need.
+async fn mark_changed(server: &mut Server, steps: &[Step]) {
+    if steps.is_empty() || !server.decodes_on_standby().await.unwrap_or(false) {
+        return;
+    }
+    let mut marking = JoinSet::new();
+    for step in steps {
+        let (step, mut own) = (step.clone(), server.within(MARKED_WITHIN));
+        marking.spawn(async move { own.take(&step).await });
+    }
+    while let Some(marked) = marking.join_next().await {
+        if let Ok(Err(error)) = marked {
+            tracing::debug!(%error, "a slot is not marked before the promotion");
+        }
+    }
 }
 
 /// Moves slots of a promoted server that decode to where the stored ones are: a subscriber has confirmed it, and rows of the

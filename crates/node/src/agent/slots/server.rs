@@ -1,6 +1,7 @@
 //! The slots of a running standby's server, as it shows and moves them.
 
 use std::collections::{BTreeSet, HashMap};
+use std::time::Duration;
 
 use pgdata::parse_lsn;
 use pgdata::slot::{Decoding, Slot};
@@ -16,6 +17,8 @@ const ANY_DATABASE: &str = "postgres";
 /// No limits of the cluster's own: a slot is moved as a whole or not at all. PostgreSQL 17 has the last of them.
 const NO_LIMIT: &str = "SELECT count(set_config(name, '0', false)) FROM pg_settings \
     WHERE name IN ('statement_timeout', 'lock_timeout', 'idle_session_timeout', 'transaction_timeout')";
+/// True if slots that decode can be moved on a standby: since PostgreSQL 16.
+const DECODES_ON_STANDBY: &str = "SELECT current_setting('server_version_num')::int >= 160000";
 
 /// Why a server's slots are not the stored ones.
 #[derive(Debug, thiserror::Error)]
@@ -30,6 +33,8 @@ pub(super) enum Trouble {
 
 pub(super) struct Server {
     postgres: StartOptions,
+    /// A statement may take so long, if there is a limit.
+    limit: Option<Duration>,
     /// A slot that decodes is moved in its own database.
     sessions: HashMap<String, Session>,
     databases: HashMap<String, String>,
@@ -40,6 +45,7 @@ impl Server {
     pub(super) fn new(postgres: &StartOptions) -> Server {
         Server {
             postgres: postgres.clone(),
+            limit: None,
             sessions: HashMap::new(),
             databases: HashMap::new(),
         }
@@ -51,6 +57,23 @@ impl Server {
             databases: self.databases.clone(),
             ..Server::new(&self.postgres)
         }
+    }
+
+    /// The same, with sessions whose statements take at most so long.
+    pub(super) fn within(&self, limit: Duration) -> Server {
+        Server {
+            limit: Some(limit),
+            ..self.another()
+        }
+    }
+
+    /// True if slots that decode can be moved while it is a standby.
+    ///
+    /// # Errors
+    /// The server's.
+    pub(super) async fn decodes_on_standby(&mut self) -> Result<bool, PostgresError> {
+        let session = self.session(ANY_DATABASE).await?;
+        Ok(session.value(DECODES_ON_STANDBY).await?.as_deref() == Some("t"))
     }
 
     /// Steps from the server's slots to the stored ones.
@@ -103,6 +126,11 @@ impl Server {
                 } = &self.postgres;
                 let session = Session::open_in(database, run, *port, superuser).await?;
                 session.value(NO_LIMIT).await?;
+                if let Some(limit) = self.limit {
+                    let ms = limit.as_millis();
+                    let set = format!("SELECT set_config('statement_timeout', '{ms}', false)");
+                    session.value(&set).await?;
+                }
                 session
             }
         };
