@@ -6,8 +6,9 @@ use std::time::Duration;
 use mirror::driver::peer::Question;
 use tokio_postgres::Client;
 
+use crate::returns::counted;
 use crate::server::psql;
-use crate::site::{Site, connect, run, value};
+use crate::site::{Site, connect, conninfo, run, value};
 
 const SCHEMA: &str = "CREATE TABLE t (id int PRIMARY KEY, a text); INSERT INTO t VALUES (1, 'a')";
 
@@ -129,6 +130,38 @@ fn what_a_member_has_stays_until_there_is_something_in_its_place() {
         site.manage(standby);
     });
     assert_eq!(kept, "a");
+}
+
+/// A copy was made once more whenever half a second passed before anybody looked at it, and on a busy machine again and again: each time
+/// what was there was dropped or kept beside it.
+// hazard: MIRROR-76
+#[test]
+fn a_copy_is_made_once_however_long_its_slot_waits() {
+    let mut site = Site::start("");
+    run(&site, &site.connect(), SCHEMA);
+    site.must_be_equal();
+    let standby = 1 - site.who_serves();
+    site.kill_manager(standby);
+    let server = &site.sides[standby].server;
+    server.sql(&["DROP DATABASE app WITH (FORCE)"]);
+    // Its slot waits until everybody who has begun something before has ended that.
+    let elsewhere = format!("{} dbname=postgres", conninfo(&site.sides[standby].server));
+    let holder = site.runtime.block_on(connect(&elsewhere)).expect("lets in");
+    let begun = holder.batch_execute("BEGIN; SELECT pg_current_xact_id()");
+    site.runtime.block_on(begun).expect("it begins");
+    site.manage(standby);
+    site.wait("the copy's slot waits", || {
+        let waits = "SELECT count(*) FROM pg_stat_activity WHERE query ~ 'SELECT pg_catalog.pg_create_logical' AND wait_event_type = 'Lock'";
+        site.sides[standby].server.sql(&[waits]) == "1"
+    });
+    std::thread::sleep(Duration::from_secs(4));
+    site.runtime
+        .block_on(holder.batch_execute("COMMIT"))
+        .expect("it ends");
+    site.settle();
+    site.must_be_equal();
+    assert_eq!(counted(&site, standby, "transfers_total"), 1);
+    assert_eq!(site.kept(standby), Vec::<String>::new());
 }
 
 /// TRUNCATE empties a table for older snapshots as well, and so does a definition that writes it anew: the copy had none of its rows, and

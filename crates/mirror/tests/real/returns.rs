@@ -10,7 +10,7 @@ use crate::server::psql;
 use crate::site::{Site, connect, run, value};
 
 /// The count of a manager under this name.
-fn counted(site: &Site, at: usize, name: &str) -> u64 {
+pub fn counted(site: &Site, at: usize, name: &str) -> u64 {
     let address = site.peer_address(at).to_string();
     let told = site
         .runtime

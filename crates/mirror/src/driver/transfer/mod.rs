@@ -89,8 +89,13 @@ enum TransferError {
 /// Makes the member anew whenever the log cannot make it current.
 pub async fn watch(hub: Arc<Hub>) {
     let mut pause = LOOK_AGAIN * 4;
+    let mut filled = None;
     loop {
         tokio::time::sleep(LOOK_AGAIN).await;
+        if filled == Some(hub.look(Manager::life)) {
+            // Nobody has looked yet at what it was filled with: its slot may wait for somebody's transaction.
+            continue;
+        }
         let is_behind = hub.role() == Role::Recovering(Why::Behind);
         let needs = is_behind || hub.replaces.load(Ordering::Acquire) && !hub.role().serves();
         if !needs || !hub.look(|manager| manager.hears_primary()) {
@@ -117,6 +122,7 @@ pub async fn watch(hub: Arc<Hub>) {
                 *hub.aside_since.lock() = None;
                 hub.replaces.store(false, Ordering::Release);
                 pause = LOOK_AGAIN * 4;
+                filled = Some(hub.look(Manager::life));
             }
             Err(error) => {
                 tracing::warn!(%error, "the member cannot be filled from the other one; trying again");
