@@ -58,6 +58,20 @@ pub(super) struct Plan {
     pub steps: Vec<Step>,
     /// The first reason why the slots differ even after them.
     pub differs: Option<String>,
+    /// Slots that decode and need less than the stored ones, or may: a promoted server must write them before it removes anything.
+    pub marks: BTreeSet<String>,
+}
+
+/// Reading so much of the log takes no time that anybody notices.
+const NEAR_BYTES: u64 = 4 << 20;
+
+/// True if the server's own slot may need less than the stored one. Where neither begins far back, it is not asked which of them needs
+/// older rows of the catalogs.
+fn may_need_less(stored: &Slot, own: &Slot) -> bool {
+    let Some(decoding) = stored.decoding.as_ref().filter(|_| !stored.is_invalid) else {
+        return false;
+    };
+    own.restart > stored.restart || decoding.confirmed.0.saturating_sub(own.restart.0) <= NEAR_BYTES
 }
 
 /// The steps from the server's `own` slots to the `stored` ones of the active. `copied` are those that it began with and still has: others
@@ -69,6 +83,10 @@ pub(super) fn plan(stored: &[Slot], own: &[Slot], copied: &BTreeSet<String>, old
         match step(slot, own, copied, oldest) {
             Ok(step) => plan.steps.extend(step),
             Err(why) => plan.differs = plan.differs.or(Some(why)),
+        }
+        let same = own.iter().find(|one| one.name == slot.name);
+        if same.is_some_and(|same| may_need_less(slot, same)) {
+            plan.marks.insert(slot.name.clone());
         }
     }
     let gone = own.iter().filter(|one| {
@@ -236,6 +254,36 @@ mod tests {
         let (stored, own) = ([physical("copy", 900)], [physical("copy", 100)]);
         let plan = plan(&stored, &own, &copied(&["copy"]), Lsn(800));
         assert_eq!((plan.steps.len(), plan.differs), (1, None));
+    }
+
+    /// The first checkpoint of a promoted server removed by its copies, and left the stored slots with less than they needed.
+    #[test]
+    fn copies_that_may_need_less_are_marked() {
+        let at = |restart_mb: u64| Slot {
+            restart: Lsn(restart_mb << 20),
+            ..logical("cdc", 100 << 20)
+        };
+        let marks = |stored: Slot, own: Slot| {
+            let marks = plan(&[stored], &[own], &copied(&["cdc"]), Lsn(2)).marks;
+            marks.len()
+        };
+        assert_eq!(marks(at(50), at(51)), 1);
+        assert_eq!(marks(at(50), at(50)), 0, "a promotion waits for nothing");
+        assert_eq!(marks(at(99), at(98)), 1, "its rows may be newer");
+        let lost = Slot {
+            is_invalid: true,
+            ..at(50)
+        };
+        assert_eq!(
+            marks(
+                lost.clone(),
+                Slot {
+                    restart: Lsn(51 << 20),
+                    ..lost
+                }
+            ),
+            0
+        );
     }
 
     /// The reader of the standby's own slot missed what lay between its position and the active's.

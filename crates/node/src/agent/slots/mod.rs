@@ -214,7 +214,9 @@ pub(super) async fn agree(
         })
     });
     let steps: Vec<Step> = ahead.collect();
-    mark_changed(&mut server, &steps).await;
+    let is_marked =
+        |step: &&Step| matches!(step, Step::Advance { name, .. } if plan.marks.contains(name));
+    mark_changed(&mut server, steps.iter().filter(is_marked).cloned()).await;
     Ok(Some(CatchUp { server, steps }))
 }
 
@@ -223,13 +225,14 @@ pub(super) async fn agree(
 /// At its first checkpoint a promoted server removes what its slots do not need, and writes those of them that have changed, before that.
 /// Copies that the standby has moved may need less than the stored ones. They are in a directory of its own, and unchanged since: if the
 /// server died then, before [`CatchUp`] is done, the next one would begin with stored slots that lack what they need.
-async fn mark_changed(server: &mut Server, steps: &[Step]) {
-    if steps.is_empty() || !server.decodes_on_standby().await.unwrap_or(false) {
+async fn mark_changed(server: &mut Server, steps: impl Iterator<Item = Step>) {
+    let mut steps = steps.peekable();
+    if steps.peek().is_none() || !server.decodes_on_standby().await.unwrap_or(false) {
         return;
     }
     let mut marking = JoinSet::new();
     for step in steps {
-        let (step, mut own) = (step.clone(), server.within(MARKED_WITHIN));
+        let mut own = server.within(MARKED_WITHIN);
         marking.spawn(async move { own.take(&step).await });
     }
     while let Some(marked) = marking.join_next().await {
