@@ -141,15 +141,24 @@ impl Member {
     /// The life of the server that a session is at: of one that has not crashed since it was asked what it has. Whoever begins a
     /// session holds this against it, before anything is read there.
     pub async fn life_at(&self, wire: &mut Wire) -> Result<Life, WireError> {
+        self.enters(wire).await.map(|(life, _)| life)
+    }
+
+    /// The same, and true if the session shows no warnings: settings of roles and of the database may say so.
+    pub async fn enters(&self, wire: &mut Wire) -> Result<(Life, bool), WireError> {
         let Some((life, key)) = *self.life.lock() else {
             return Err(gone());
         };
-        let text = format!("SELECT pg_catalog.pg_try_advisory_lock_shared({key})");
+        let text = format!(
+            "SELECT pg_catalog.pg_try_advisory_lock_shared({key}), pg_catalog.current_setting('client_min_messages')"
+        );
         frontend::query(&text, &mut wire.output)?;
         wire.flush().await?;
+        let row = reply(wire).await?.checked()?.row();
+        let field = |at: usize| row.get(at).and_then(|text| text.as_deref());
         // Whoever holds it has a session at the same server, and had that before it was asked.
-        match reply(wire).await?.checked()?.value().as_deref() {
-            Some("f") => Ok(life),
+        match field(0) {
+            Some("f") => Ok((life, field(1) == Some("error"))),
             _ => Err(gone()),
         }
     }

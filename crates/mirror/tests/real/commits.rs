@@ -160,18 +160,29 @@ fn a_cancelled_wait_is_noticed_where_the_client_sees_no_warnings() {
     let site = Site::start("");
     let client = site.connect();
     run(&site, &client, SCHEMA);
-    let begin = "SET client_min_messages = error; BEGIN; INSERT INTO t VALUES (1, 'a')";
-    run(&site, &client, begin);
+    let quiet =
+        "CREATE ROLE quiet LOGIN SUPERUSER; ALTER ROLE quiet SET client_min_messages = error";
+    run(&site, &client, quiet);
+    let as_quiet = site.conninfo().replace("user=postgres", "user=quiet");
+    let quiet = site.runtime.block_on(connect(&as_quiet)).expect("let in");
     let member = site.member(site.who_serves());
     let cancel = "SELECT count(pg_cancel_backend(pid)) FROM pg_stat_activity WHERE wait_event = 'SyncRep' AND query = 'COMMIT'";
-    site.hold_log(true);
-    let committing = commits(&site, client);
-    site.wait("it waits, and is cancelled", || {
-        psql(&member, cancel).as_deref() == Ok("1")
-    });
-    std::thread::sleep(Duration::from_millis(500));
-    assert!(!committing.is_finished(), "the log does not have it");
-    site.hold_log(false);
-    ends(&site, committing);
+    // By the client, and by a setting of its role.
+    for (at, client, set) in [
+        (1, client, "SET client_min_messages = error"),
+        (2, quiet, ""),
+    ] {
+        let begin = format!("{set}; BEGIN; INSERT INTO t VALUES ({at}, 'a')");
+        run(&site, &client, &begin);
+        site.hold_log(true);
+        let committing = commits(&site, client);
+        site.wait("it waits, and is cancelled", || {
+            psql(&member, cancel).as_deref() == Ok("1")
+        });
+        std::thread::sleep(Duration::from_millis(500));
+        assert!(!committing.is_finished(), "{at}: the log does not have it");
+        site.hold_log(false);
+        ends(&site, committing);
+    }
     site.must_be_equal();
 }

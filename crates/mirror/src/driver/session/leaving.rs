@@ -179,6 +179,7 @@ impl Session {
         let admitted = log_in(&self.hub, &mut server, &belongings.startup, door).await?;
         self.server = server;
         self.life = admitted.life;
+        self.hides_warnings |= admitted.hides_warnings;
         let mut reported = admitted.reported;
         reported.append(&mut self.unpack(belongings).await?);
         self.report(&reported);

@@ -74,6 +74,8 @@ pub struct Admitted {
     pub key: Vec<u8>,
     /// Of the server that it is at.
     pub life: Life,
+    /// The session shows no warnings.
+    pub hides_warnings: bool,
     /// What the member says of its settings.
     pub reported: Vec<BytesMut>,
     /// How the client has proved who it is.
@@ -115,14 +117,14 @@ pub async fn log_in(
             b'S' => reported.push(message.clone()),
             _ => {}
         }
-        let life = match message[0] {
+        let entered = match message[0] {
             b'Z' => Some(at_known_server(hub, server).await?),
             _ => None,
         };
         if let Door::Client(client) = &mut door {
             client.wire.output.extend_from_slice(&message);
         }
-        if let Some(life) = life {
+        if let Some((life, hides_warnings)) = entered {
             let secret = match door {
                 Door::Client(client) => client.secret,
                 _ => Secret::Nothing,
@@ -130,6 +132,7 @@ pub async fn log_in(
             return Ok(Admitted {
                 key,
                 life,
+                hides_warnings,
                 reported,
                 secret,
             });
@@ -138,8 +141,8 @@ pub async fn log_in(
 }
 
 /// A server that has crashed since it was asked what it has lacks what it had committed last.
-async fn at_known_server(hub: &Hub, server: &mut Wire) -> Result<Life> {
-    let asked = hub.member.life_at(server).await;
+async fn at_known_server(hub: &Hub, server: &mut Wire) -> Result<(Life, bool)> {
+    let asked = hub.member.enters(server).await;
     asked.map_err(|error| not_ready(&error))
 }
 

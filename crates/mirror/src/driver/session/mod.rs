@@ -31,7 +31,6 @@ use tokio::sync::watch;
 
 use super::hub::{Hub, Inside};
 use super::wire::{Reply, Wire, WireError, reply};
-use crate::core::cancelled::hides_warnings;
 use crate::core::manager::Life;
 
 use login::Secret;
@@ -121,7 +120,7 @@ impl Session {
             inside: None,
             direct: Direct::default(),
             cancel: entered.cancel,
-            hides_warnings: hides_warnings(&String::from_utf8_lossy(&entered.startup)),
+            hides_warnings: entered.hides_warnings,
             startup: entered.startup,
             secret: entered.secret,
         }

@@ -80,6 +80,7 @@ pub struct Entered {
     pub server: Wire,
     /// Of the server.
     pub life: Life,
+    pub hides_warnings: bool,
     pub cancel: Arc<Cancel>,
     pub startup: Vec<u8>,
     /// None of a visitor.
@@ -148,6 +149,7 @@ async fn enter(
     let entered = Entered {
         server,
         life: admitted.life,
+        hides_warnings: admitted.hides_warnings,
         cancel: hub.cancels.enter(admitted.key.clone()),
         startup: startup.to_vec(),
         secret: Some(admitted.secret),

@@ -79,6 +79,7 @@ async fn enter(
     let session = Entered {
         server,
         life: admitted.life,
+        hides_warnings: admitted.hides_warnings,
         cancel: hub.cancels.enter(admitted.key.clone()),
         startup: belongings.startup.clone(),
         secret: None,
