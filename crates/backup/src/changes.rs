@@ -14,7 +14,7 @@ use volume::lists;
 use volume::namespace::Cut;
 use volume::seal::Seal;
 
-use crate::error::Result;
+use crate::error::{Error, Result};
 use crate::manifest::{File, Manifest};
 use crate::repository::{CHUNK_BYTES, ChunkId, Repository};
 use crate::source::Source;
@@ -139,7 +139,13 @@ impl Repository {
         };
         let mut written = Pieces::new();
         for stretch in chain {
-            let pieces: Pieces = self.value(&stretch.name()).await?;
+            let pieces: Pieces = match self.value(&stretch.name()).await {
+                Err(error @ (Error::Damaged { .. } | Error::Missing(_))) => {
+                    tracing::warn!(%error, "everything is read for this image");
+                    return Ok(None);
+                }
+                read => read?,
+            };
             for (file, places) in pieces {
                 written.entry(file).or_default().extend(places);
             }

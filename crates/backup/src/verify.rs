@@ -10,6 +10,7 @@ use tokio::sync::OnceCell;
 use crate::error::{Error, Result};
 use crate::log::Log;
 use crate::manifest::{self, Manifest};
+use crate::repository::work::Work;
 use crate::repository::{ChunkId, Repository};
 use crate::tip::Tip;
 
@@ -29,6 +30,38 @@ pub struct Verified {
     pub read_bytes: u64,
     /// Damaged or missing objects, and gaps, in words.
     pub wrong: Vec<String>,
+    /// Pieces and images that are damaged, by the names of their objects.
+    pub damaged: Vec<String>,
+}
+
+impl Verified {
+    fn note(&mut self, error: Error) {
+        self.wrong.push(error.to_string());
+        if let Error::Damaged { object, .. } = error {
+            self.damaged.push(object);
+        }
+    }
+}
+
+/// Sets damaged pieces and images aside, below `damaged/`, and says how many: a piece that is there is not written again, so all later
+/// images would have it; and nothing expires while an image cannot be read. `None` while somebody copies.
+///
+/// # Errors
+/// Those of the store.
+pub async fn repair(repository: &Repository, damaged: &[String]) -> Result<Option<usize>> {
+    let Some(work) = Work::expiry(repository).await? else {
+        return Ok(None);
+    };
+    let mut aside = 0;
+    let mut set_aside = async || -> Result<()> {
+        for object in damaged {
+            aside += usize::from(repository.set_aside(object).await?);
+        }
+        Ok(())
+    };
+    let done = set_aside().await;
+    work.end().await?;
+    done.map(|()| Some(aside))
 }
 
 /// Reads all images and all log of a repository. `tell` hears how many pieces were read, of how many.
@@ -58,7 +91,7 @@ pub async fn verify(
                 };
                 verified.wrong.extend(trouble);
             }
-            Err(error) => verified.wrong.push(error.to_string()),
+            Err(error) => verified.note(error),
         }
     }
     let all = chunks.len();
@@ -70,7 +103,7 @@ pub async fn verify(
         verified.chunks += 1;
         match read {
             Ok(contents) => verified.read_bytes += contents.len() as u64,
-            Err(error) => verified.wrong.push(error.to_string()),
+            Err(error) => verified.note(error),
         }
         tell(verified.chunks, all);
     }

@@ -12,7 +12,7 @@ use proptest::prelude::*;
 use tempfile::TempDir;
 
 use super::*;
-use crate::verify::verify;
+use crate::verify::{repair, verify};
 
 const DAY: Duration = Duration::from_secs(24 * 3600);
 const SIZE: SegmentSize = SegmentSize::SMALL;
@@ -289,6 +289,50 @@ fn step() -> impl Strategy<Value = Step> {
         2 => (1..60_u32).prop_map(Step::Pass),
         2 => Just(Step::Expire),
     ]
+}
+
+/// A damaged piece was never written again, because it was there: all later images had it. And nothing expired any more.
+// hazard: BACKUP-15
+#[tokio::test]
+async fn what_is_damaged_is_set_aside_and_written_again() {
+    let mut world = World::new().await;
+    let first = world.copy(&[1, 2]).await;
+    let second = world.copy(&[2, 3]).await;
+    let piece = world.put(2).await;
+    let damage = |object: &str| {
+        let path = world.directory.path().join(object);
+        let mut bytes = std::fs::read(&path).unwrap();
+        let middle = bytes.len() / 2;
+        bytes[middle] ^= 4;
+        std::fs::write(path, bytes).unwrap();
+    };
+    let objects = [piece.name(), format!("images/{first}/manifest")];
+    objects.iter().for_each(|object| damage(object));
+
+    let mut damaged = verify(&world.repository, |_, _| ()).await.unwrap().damaged;
+    damaged.sort_unstable();
+    assert_eq!(damaged, objects);
+    let policy = policy("all for 1d", 14);
+    let stopped = expire(&world.repository, &policy).await;
+    assert!(matches!(stopped, Err(Error::Damaged { .. })), "{stopped:?}");
+
+    let copying = Work::copy(&world.repository).await.unwrap();
+    assert_eq!(repair(&world.repository, &damaged).await.unwrap(), None);
+    copying.end().await.unwrap();
+    assert_eq!(repair(&world.repository, &damaged).await.unwrap(), Some(2));
+    assert!(world.directory.path().join("damaged").is_dir());
+    let missing = verify(&world.repository, |_, _| ()).await.unwrap().wrong;
+    assert_eq!(
+        missing.len(),
+        1,
+        "of the second image, until it is there again: {missing:?}"
+    );
+    let third = world.copy(&[2]).await;
+    let whole = verify(&world.repository, |_, _| ()).await.unwrap();
+    assert_eq!(whole.wrong, Vec::<String>::new());
+    let images = manifest::images(&world.repository).await.unwrap();
+    assert_eq!(images, [second, third]);
+    expire(&world.repository, &policy).await.unwrap();
 }
 
 proptest! {

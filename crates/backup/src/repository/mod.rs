@@ -283,6 +283,15 @@ impl Repository {
         Ok(objects)
     }
 
+    /// Sets an object aside, where nobody looks for it. False if it was not there.
+    pub(crate) async fn set_aside(&self, name: &str) -> Result<bool> {
+        let aside = Name::from(format!("damaged/{name}"));
+        match self.store.rename(&Name::from(name), &aside).await {
+            Err(object_store::Error::NotFound { .. }) => Ok(false),
+            moved => Ok(moved.map(|()| true)?),
+        }
+    }
+
     /// When an object was written, by the store's clock.
     pub(crate) async fn written(&self, name: &str) -> Result<SystemTime> {
         match self.store.head(&Name::from(name)).await {

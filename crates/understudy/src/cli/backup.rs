@@ -31,7 +31,7 @@ pub enum Backup {
     /// Show the images, and how far from each the log goes.
     List(BackupRepository),
     /// Read all of it, and say what is damaged or missing.
-    Verify(BackupRepository),
+    Verify(VerifyBackups),
     /// Make a data directory of it, from which PostgreSQL starts by itself.
     Restore(RestoreBackup),
     /// Try a restore: start PostgreSQL on it, check its indexes and tables, throw it away.
@@ -61,6 +61,18 @@ pub struct BackupRepository {
     /// Print JSON.
     #[arg(long)]
     pub json: bool,
+}
+
+/// Arguments of `backup verify`.
+#[derive(Debug, Args)]
+pub struct VerifyBackups {
+    /// Which backups.
+    #[command(flatten)]
+    pub of: BackupRepository,
+    /// Set damaged pieces and images aside, in damaged/ of the repository. The next image writes such a piece again, if the database
+    /// still has its contents: older images are whole again then.
+    #[arg(long)]
+    pub repair: bool,
 }
 
 /// Arguments of `backup create`.

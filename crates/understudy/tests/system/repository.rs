@@ -359,6 +359,20 @@ async fn a_backup_with_one_bit_changed_or_an_object_missing_is_told() -> Result<
         }
     }
     ensure!(archived.verify().await?.is_empty(), "it is whole again");
+    let piece = files(&repository.join("chunks"))?
+        .pop()
+        .context("no piece")?;
+    let whole = std::fs::read(&piece)?;
+    std::fs::write(&piece, &whole[1..])?;
+    let repair = ["backup", "verify", "--repair", "--json"];
+    let output = archived.place.command(&repair).output().await?;
+    let said: Value = serde_json::from_slice(&output.stdout)?;
+    ensure!(said["set_aside"] == 1 && !piece.exists(), "{said}");
+    let aside = repository
+        .join("damaged")
+        .join(piece.strip_prefix(repository)?);
+    ensure!(std::fs::read(aside)? == whole[1..], "it is kept");
+    std::fs::write(&piece, &whole)?;
     nothing_is_taken_over_that_was_written(&mut archived).await?;
     archived.stage.end().await
 }

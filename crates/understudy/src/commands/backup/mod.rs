@@ -65,7 +65,8 @@ fn explain(error: anyhow::Error) -> anyhow::Error {
         Some(Error::Damaged { .. } | Error::Missing(_)) => (
             Code::Failed,
             Some(
-                "Look what else is damaged with understudy backup verify, and restore from another image or repository.",
+                "Look what else is damaged with understudy backup verify, and restore from another image or repository. With --repair it sets \
+                 damaged pieces and images aside, so that a new image writes them again, and expiry goes on.",
             ),
         ),
         Some(Error::Store(_)) => (

@@ -5,8 +5,9 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 use backup::drill::Drill;
 use backup::log::Log;
 use backup::manifest::{self, Manifest};
+use backup::repository::Repository;
 use backup::timeline::{Span, reachable};
-use backup::verify::verify;
+use backup::verify::{repair, verify};
 use serde_json::json;
 use tokio::sync::OnceCell;
 use volume::lsn::Lsn;
@@ -15,6 +16,9 @@ use super::opened::{existing, teller};
 use crate::cli;
 use crate::demo::timeline::thousands;
 use crate::exit::Code;
+
+/// How often it is tried again while somebody copies.
+const LOOK_AGAIN: Duration = Duration::from_secs(1);
 
 /// An image for people and for programs.
 pub(super) fn shown(
@@ -161,16 +165,24 @@ fn print_span(span: &Span) {
     );
 }
 
-pub(super) async fn verify_all(args: cli::BackupRepository) -> anyhow::Result<Code> {
-    let repository = existing(&args.place).await?;
+pub(super) async fn verify_all(args: cli::VerifyBackups) -> anyhow::Result<Code> {
+    let repository = existing(&args.of.place).await?;
     let mut tell = teller();
     // Pieces are of a megabyte, or less.
     let verified = verify(&repository, |read, of| {
         tell((read as u64) << 20, (of as u64) << 20);
     });
     let verified = verified.await?;
-    if args.json {
-        println!("{}", json!(verified));
+    let aside = match args.repair {
+        true => Some(set_aside(&repository, &verified.damaged).await?),
+        false => None,
+    };
+    if args.of.json {
+        let mut said = json!(verified);
+        if let Some(aside) = aside {
+            said["set_aside"] = json!(aside);
+        }
+        println!("{said}");
     } else {
         println!(
             "{} images, {} pieces and {} segments of the log, {} MB read",
@@ -191,9 +203,22 @@ pub(super) async fn verify_all(args: cli::BackupRepository) -> anyhow::Result<Co
                 "it is not whole"
             }
         );
+        if let Some(aside) = aside {
+            println!("{aside} damaged objects are set aside: make a new image, and verify again");
+        }
     }
     Ok(match verified.wrong.is_empty() {
         true => Code::Ok,
         false => Code::Failed,
     })
+}
+
+/// Sets damaged objects aside, once nobody copies.
+async fn set_aside(repository: &Repository, damaged: &[String]) -> anyhow::Result<usize> {
+    loop {
+        match repair(repository, damaged).await? {
+            Some(aside) => return Ok(aside),
+            None => tokio::time::sleep(LOOK_AGAIN).await,
+        }
+    }
 }
