@@ -12,7 +12,7 @@ DEMO_PROGRAM = "$$(scripts/target-dir)"/demo/understudy demo
 
 .DEFAULT_GOAL := help
 .PHONY: help packages build deb demo demo-proxy demo-mirror demo-vm demo-mariadb bench bench-peers check sim sim-zones sim-cassandra sim-standby sim-node sim-proxy sim-mirror sim-vm test test-unit test-system \
-	test-versions test-upgrade test-servers test-debezium test-vm test-package test-cassandra test-drivers test-suites test-crowd clean
+	test-versions test-mirror-regress test-upgrade test-servers test-debezium test-vm test-package test-cassandra test-drivers test-suites test-crowd clean
 
 help: ## List what there is to run.
 	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## (.*)/  make \1\t\2/' | expand -t 22
@@ -93,6 +93,9 @@ test-drivers: packages ## Test psycopg, pgjdbc and pgx through the proxy; Go fet
 test-suites: packages ## Run pgx', SQLAlchemy's, asyncpg's and pgjdbc's own tests through the proxy, and directly; takes long.
 	@scripts/packages --drivers --download
 	scripts/proxy-suites $(SUITES)
+
+test-mirror-regress: packages ## Run PostgreSQL's own regression suite through a mirror, and directly; downloads it.
+	scripts/mirror-regress
 
 test-crowd: packages ## Test 10,000 clients at a proxy, and those among them who mean harm.
 	$(CARGO) build --locked -p proxy --example serve

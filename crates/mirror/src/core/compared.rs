@@ -35,21 +35,36 @@ impl Rows {
             let name = |relation: &Relation| (relation.schema.clone(), relation.name.clone());
             one.map(name) == other.map(name)
         };
-        let is_row = |one: &Row, other: &Row| {
-            one.len() == other.len() && one.iter().zip(other).all(|(one, other)| may_be(one, other))
+        let is_row = |at: &u32, one: &Row, of: &u32, other: &Row| {
+            // A copy of a table that inherits has its columns in another order.
+            let places = self.relation(*at).zip(done.relation(*of));
+            let places = places.filter(|(one, other)| one.columns != other.columns);
+            let of_name = |place: usize| match places {
+                None => other.get(place),
+                Some((here, there)) => {
+                    let (name, _) = here.columns.get(place)?;
+                    let place = there.columns.iter().position(|(other, _)| other == name)?;
+                    other.get(place)
+                }
+            };
+            let mut values = one.iter().enumerate();
+            let is_same = |(place, value): (usize, &Value)| {
+                of_name(place).is_some_and(|one| may_be(value, one))
+            };
+            one.len() == other.len() && values.all(is_same)
         };
         match (change, other) {
             (Change::Insert(table, row), Change::Insert(of, done))
             | (Change::Delete(table, row), Change::Delete(of, done)) => {
-                is_table(table, of) && is_row(row, done)
+                is_table(table, of) && is_row(table, row, of, done)
             }
             (Change::Update(table, old, new), Change::Update(of, done_old, done)) => {
                 let is_old = match (old, done_old) {
-                    (Some(old), Some(done)) => is_row(old, done),
+                    (Some(old), Some(done)) => is_row(table, old, of, done),
                     (None, None) => true,
                     _ => false,
                 };
-                is_table(table, of) && is_old && is_row(new, done)
+                is_table(table, of) && is_old && is_row(table, new, of, done)
             }
             (
                 Change::Truncate { relations, .. },

@@ -169,6 +169,10 @@ impl Applier {
     }
 }
 
+/// No table has that name.
+const UNKNOWN_TABLE: &str = "42P01";
+/// Nothing has that name.
+const UNKNOWN_OBJECT: &str = "42704";
 /// A right is missing.
 const DENIED: &str = "42501";
 
@@ -218,6 +222,11 @@ impl Member {
                         && let Some(lacking) = self.lacking(record).await
                     {
                         return Applied::Later(format!("{last}: {lacking}"));
+                    }
+                    if said.code == UNKNOWN_OBJECT && said.message.starts_with("tablespace ") {
+                        return Applied::Later(format!(
+                            "{last}: tablespaces are of a server, so CREATE TABLESPACE at this member as well"
+                        ));
                     }
                     if !passes(&said.code) {
                         return Applied::Differs(last);
@@ -338,8 +347,13 @@ impl Member {
                 Some(known) => known,
                 None => {
                     let answer = self.ask(&tables::question(&name)).await;
-                    // Nothing that keeps one from being read is a difference.
-                    let answer = answer.map_err(std::io::Error::other)?;
+                    // Nothing else that keeps one from being read is a difference.
+                    let answer = answer.map_err(|error| match error {
+                        WireError::Server(said) if said.code == UNKNOWN_TABLE => {
+                            Failed::Differs(said.message.clone())
+                        }
+                        error => Failed::Wire(std::io::Error::other(error).into()),
+                    })?;
                     let table = Arc::new(tables::read(answer.rows()));
                     self.tables.learn(definitions, &name, &table);
                     table

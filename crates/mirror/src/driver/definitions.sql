@@ -20,7 +20,10 @@ said (kind, name, said) AS (
     understudy_mirror.acl(coalesce(relacl, acldefault(CASE relkind WHEN 'S' THEN 's' ELSE 'r' END::"char", relowner))))
   FROM relations c WHERE relkind NOT IN ('i', 'I', 't')
   UNION ALL
-  SELECT 'column', format('%s.%I', c.name, a.attname), concat_ws(' ', row_number() OVER (PARTITION BY c.oid ORDER BY a.attnum),
+  SELECT 'column', format('%s.%I', c.name, a.attname), concat_ws(' ',
+    -- A copy of a table that inherits has inherited columns first.
+    CASE WHEN c.relispartition OR c.oid NOT IN (SELECT inhrelid FROM pg_inherits) THEN
+      row_number() OVER (PARTITION BY c.oid ORDER BY a.attnum) END,
     format_type(a.atttypid, a.atttypmod), a.attnotnull, a.attidentity, a.attgenerated, a.attstorage, a.attcompression, a.attislocal,
     a.attinhcount, coalesce(a.attstattarget, -1), a.attcollation::regcollation, pg_get_expr(d.adbin, d.adrelid),
     array_to_string(a.attoptions, ' '), array_to_string(a.attfdwoptions, ' '), understudy_mirror.acl(a.attacl))

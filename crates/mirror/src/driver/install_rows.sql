@@ -141,7 +141,7 @@ CREATE OR REPLACE FUNCTION understudy_mirror.said(stack text) RETURNS text
       RETURN substring(outer_stack FROM '^SQL statement "(.*?)"\n(?:PL/|SQL )');
     END $$;
 
--- Sum of a table's rows that does not depend on their order.
+-- Sum of a table's rows that does not depend on their order, nor on that of columns of a table that inherits, which a copy has in another.
 CREATE OR REPLACE FUNCTION understudy_mirror.sum(relation oid) RETURNS text
   LANGUAGE plpgsql
   SET search_path = pg_catalog, pg_temp SET DateStyle = 'ISO' SET IntervalStyle = 'postgres' SET TimeZone = 'UTC' SET extra_float_digits = 1
@@ -149,12 +149,15 @@ CREATE OR REPLACE FUNCTION understudy_mirror.sum(relation oid) RETURNS text
   AS $$
     DECLARE
       summed text;
+      columns CONSTANT text := string_agg(format('t.%I', a.attname), ', ' ORDER BY a.attname) FROM pg_inherits i
+        JOIN pg_class c ON c.oid = i.inhrelid AND NOT c.relispartition JOIN pg_attribute a ON a.attrelid = c.oid
+        WHERE i.inhrelid = relation AND i.inhseqno = 1 AND a.attnum > 0 AND NOT a.attisdropped;
     BEGIN
       IF NOT (SELECT relispopulated FROM pg_class WHERE oid = relation) THEN
         RETURN 'empty';
       END IF;
-      EXECUTE format('SELECT concat_ws('' '', count(*), sum(hashtextextended(format(''%%s'', t.*), 0)::numeric)) FROM ONLY %s t',
-        relation::regclass) INTO summed;
+      EXECUTE format('SELECT concat_ws('' '', count(*), sum(hashtextextended(format(''%%s'', %s), 0)::numeric)) FROM ONLY %s t',
+        coalesce(format('ROW(%s)', columns), 't.*'), relation::regclass) INTO summed;
       RETURN summed;
     END $$;
 REVOKE EXECUTE ON FUNCTION understudy_mirror.sum(oid) FROM PUBLIC;
@@ -190,7 +193,8 @@ CREATE OR REPLACE FUNCTION understudy_mirror.settings(path text) RETURNS text
       'default_text_search_config', current_setting('default_text_search_config'),
       'default_tablespace', current_setting('default_tablespace'),
       'default_table_access_method', current_setting('default_table_access_method'),
-      'check_function_bodies', current_setting('check_function_bodies'))::text
+      -- What a body names need not be there, as a temporary table is not.
+      'check_function_bodies', 'off')::text
   $$;
 
 -- Lets only the functions below write down definitions, each by the role that has said it: whoever else may run in a session, as what a
@@ -280,7 +284,9 @@ CREATE OR REPLACE FUNCTION understudy_mirror.note(event text, tag text, path tex
       END IF;
       IF event = 'sql_drop' THEN
         -- Indexes that could not be built are not there.
-        SELECT bool_and(is_temporary OR object_identity = ANY (unbuilt)), bool_or(object_identity = ANY (unbuilt))
+        -- The rule of a temporary view counts as one of the usual kind.
+        SELECT bool_and(is_temporary OR object_identity = ANY (unbuilt) OR object_identity ~ '\mpg_temp\.'),
+            bool_or(object_identity = ANY (unbuilt))
           INTO is_nothing, is_some FROM pg_event_trigger_dropped_objects();
         IF tag NOT LIKE 'DROP %' OR tag = 'DROP OWNED' OR is_nothing THEN
           RETURN;
@@ -291,7 +297,7 @@ CREATE OR REPLACE FUNCTION understudy_mirror.note(event text, tag text, path tex
         PERFORM set_config('understudy_mirror.dropped', 'on', true);
         SELECT string_agg(object_type || ' ' || object_identity, ', ' ORDER BY object_type, object_identity) INTO result
           FROM pg_event_trigger_dropped_objects()
-          WHERE NOT is_temporary AND object_identity !~ 'pg_toast|RI_ConstraintTrigger' AND object_identity <> ALL (unbuilt);
+          WHERE NOT is_temporary AND object_identity !~ 'pg_toast|_ConstraintTrigger_|\mpg_temp\.' AND object_identity <> ALL (unbuilt);
         result := md5(result);
       ELSIF event = 'ddl_command_end' THEN
         IF said IS NULL AND NOT EXISTS (SELECT FROM pg_event_trigger_ddl_commands()) THEN
@@ -316,6 +322,14 @@ CREATE OR REPLACE FUNCTION understudy_mirror.note(event text, tag text, path tex
           WHERE d.classid = 'pg_class'::regclass AND c.relpersistence = 'u' LIMIT 1;
         IF what IS NOT NULL THEN
           PERFORM understudy_mirror.refuse('unlogged tables, as ' || what, 'Make it a table of the usual kind.');
+        END IF;
+        SELECT format('%s of the type %s', a.attname, t.oid::regtype) INTO what FROM pg_event_trigger_ddl_commands() d
+          JOIN pg_class c ON d.classid = 'pg_class'::regclass AND c.oid = d.objid AND c.relkind IN ('r', 'p')
+          JOIN pg_attribute a ON a.attrelid = c.oid JOIN pg_type t ON t.oid = a.atttypid JOIN pg_type b ON b.oid IN (t.oid, t.typbasetype)
+          WHERE a.attnum > 0 AND NOT a.attisdropped AND b.typnamespace = 'pg_catalog'::regnamespace AND b.typname = ANY (
+            '{pg_node_tree,pg_ndistinct,pg_dependencies,pg_mcv_list,pg_brin_bloom_summary,pg_brin_minmax_multi_summary,gtsvector}') LIMIT 1;
+        IF what IS NOT NULL THEN
+          PERFORM understudy_mirror.refuse('values that PostgreSQL writes and does not read, as ' || what, 'Use a column of the type text.');
         END IF;
         SELECT a.attname INTO what FROM pg_event_trigger_ddl_commands() d JOIN pg_attribute a ON a.attrelid = d.objid
           JOIN pg_type t ON t.oid = a.atttypid LEFT JOIN pg_attrdef f ON f.adrelid = a.attrelid AND f.adnum = a.attnum
@@ -370,7 +384,12 @@ CREATE OR REPLACE FUNCTION understudy_mirror.note(event text, tag text, path tex
       END IF;
       SELECT c.relname INTO what FROM pg_class c
         WHERE c.relnamespace = pg_my_temp_schema() AND c.relkind IN ('r', 'v') AND said !~* '\m(temp|temporary|pg_temp)\M'
-          AND CASE WHEN c.relname ~ '^\w+$' THEN said ~* ('\m' || c.relname || '\M') ELSE strpos(said, c.relname) > 0 END LIMIT 1;
+          AND CASE WHEN c.relname ~ '^\w+$' THEN said ~* ('\m' || c.relname || '\M') ELSE strpos(said, c.relname) > 0 END
+          -- Names in the text of a body are looked up when it runs.
+          AND (tag NOT IN ('CREATE FUNCTION', 'CREATE PROCEDURE') OR EXISTS (
+            SELECT FROM pg_event_trigger_ddl_commands() d JOIN pg_depend p ON p.classid = d.classid AND p.objid = d.objid
+            WHERE p.refobjid = c.oid AND p.refclassid = 'pg_class'::regclass OR p.refclassid = 'pg_type'::regclass
+              AND p.refobjid IN (SELECT t.oid FROM pg_type t WHERE c.reltype IN (t.oid, t.typelem)))) LIMIT 1;
       IF what IS NOT NULL THEN
         PERFORM understudy_mirror.refuse('a definition that names something temporary, as ' || what,
           'Name tables of the usual kind, and fill a table by INSERT after it is made; or drop what is temporary first.');

@@ -80,8 +80,13 @@ impl Target {
 
     /// The same server's database that is always there.
     pub fn elsewhere(&self) -> Target {
+        self.at(ELSEWHERE)
+    }
+
+    /// Another database of the server.
+    pub fn at(&self, database: &str) -> Target {
         Target {
-            database: ELSEWHERE.to_owned(),
+            database: database.to_owned(),
             ..self.clone()
         }
     }

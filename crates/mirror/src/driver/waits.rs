@@ -25,17 +25,28 @@ const PATIENCE: Duration = Duration::from_secs(5);
 
 /// Looks for circles for as long as the process lives.
 pub async fn watch(hub: Arc<Hub>) {
-    let target = hub.member.target.elsewhere();
     loop {
-        if let Err(error) = look(&hub, &target).await {
+        if let Err(error) = look(&hub).await {
             tracing::debug!(%error, "nobody looks for commits that whoever decodes them waits for");
         }
         tokio::time::sleep(EVERY).await;
     }
 }
 
-async fn look(hub: &Hub, target: &Target) -> Result<(), WireError> {
-    let mut session = Postgres::connect(target, "understudy mirror waits").await?;
+/// A session in another database: not in `template1`, which nobody could make a database of meanwhile, unless there is no other one.
+async fn connect(target: &Target) -> Result<Postgres, WireError> {
+    const NAME: &str = "understudy mirror waits";
+    const USUAL: &str = "postgres";
+    if target.database != USUAL
+        && let Ok(session) = Postgres::connect(&target.at(USUAL), NAME).await
+    {
+        return Ok(session);
+    }
+    Postgres::connect(&target.elsewhere(), NAME).await
+}
+
+async fn look(hub: &Hub) -> Result<(), WireError> {
+    let mut session = connect(&hub.member.target).await?;
     let holders = format!(
         "WITH RECURSIVE blocking (pid) AS ( \
            SELECT waiting.pid FROM pg_catalog.pg_stat_get_activity(NULL) waiting WHERE waiting.wait_event_type = 'Lock' \

@@ -6,7 +6,7 @@
 use pg_query::NodeEnum;
 use pg_query::protobuf::{self, CreateTableAsStmt, ObjectType};
 
-use super::shared::fires;
+use super::shared::{fires, is_temporary};
 
 /// The text of a definition for another member; nothing if there is nothing to be defined there. `turn` counts the definitions of one
 /// transaction that have this text.
@@ -48,10 +48,6 @@ enum Adapted {
     Same,
     Other,
     Nothing,
-}
-
-fn is_temporary(relation: Option<&protobuf::RangeVar>) -> bool {
-    relation.is_some_and(|one| one.relpersistence == "t" || one.schemaname.starts_with("pg_temp"))
 }
 
 /// Tables whose rows follow are defined without them, and definitions that must run by themselves run within the transaction.

@@ -19,7 +19,7 @@ use protocol::scram::Verifier;
 const WORDS: &[&str] = &[
     "role", "user", "group", "grant", "revoke", "database", "event", "owned", "comment", "label",
     "explain", "lock", "vacuum", "cluster", "rollback", "commit", "end;", "abort", "lo_",
-    "lowrite",
+    "lowrite", "execute",
 ];
 
 /// True if PostgreSQL fires event triggers for it.
@@ -98,6 +98,37 @@ fn is_shared(node: &Tree) -> bool {
     }
 }
 
+/// The databases that a statement is of, if it is of any.
+fn databases(node: &Tree) -> Vec<&str> {
+    let is_of_database = object_of(node) == Some(ObjectType::ObjectDatabase);
+    fn name(object: Option<&protobuf::Node>) -> &str {
+        match object.and_then(|node| node.node.as_ref()) {
+            Some(Tree::String(name)) => &name.sval,
+            _ => "",
+        }
+    }
+    let names = match node {
+        Tree::AlterDatabaseStmt(one) => vec![one.dbname.as_str()],
+        Tree::AlterDatabaseSetStmt(one) => vec![one.dbname.as_str()],
+        Tree::AlterRoleSetStmt(one) => vec![one.database.as_str()],
+        Tree::RenameStmt(one) if is_of_database => vec![one.subname.as_str()],
+        Tree::CommentStmt(one) if is_of_database => vec![name(one.object.as_deref())],
+        Tree::SecLabelStmt(one) if is_of_database => vec![name(one.object.as_deref())],
+        Tree::AlterOwnerStmt(one) if is_of_database => vec![name(one.object.as_deref())],
+        Tree::GrantStmt(one) if is_of_database => {
+            one.objects.iter().map(|one| name(Some(one))).collect()
+        }
+        _ => Vec::new(),
+    };
+    names.into_iter().filter(|name| !name.is_empty()).collect()
+}
+
+/// True if it is of other databases, which the other server need not have.
+fn is_elsewhere(node: &Tree, database: &str) -> bool {
+    let databases = databases(node);
+    !databases.is_empty() && !databases.contains(&database)
+}
+
 /// The kind of object that a statement which is said of any kind is of.
 fn object_of(node: &Tree) -> Option<ObjectType> {
     let kind = match node {
@@ -135,6 +166,10 @@ fn refused(node: &Tree) -> Option<Refusal> {
             "a table that EXPLAIN makes",
             "Explain its query, and make the table by itself.",
         ),
+        Tree::CreateTableAsStmt(one) if is_of_prepared(one) => says(
+            "a table that is made of a prepared statement",
+            "Make the table of the query itself.",
+        ),
         Tree::ClusterStmt(one) if one.relation.as_ref().is_none_or(is_in_catalog) => {
             says("CLUSTER of system catalogs, or of every table", BY_HAND)
         }
@@ -143,6 +178,18 @@ fn refused(node: &Tree) -> Option<Refusal> {
         }
         _ => None,
     }
+}
+
+/// True if it makes a table, which is not temporary, of a statement that the client's session alone knows.
+fn is_of_prepared(made: &protobuf::CreateTableAsStmt) -> bool {
+    let query = made.query.as_ref().and_then(|query| query.node.as_ref());
+    let table = made.into.as_ref().and_then(|into| into.rel.as_ref());
+    matches!(query, Some(Tree::ExecuteStmt(_))) && !is_temporary(table)
+}
+
+/// True if a table is named as a temporary one.
+pub(super) fn is_temporary(relation: Option<&protobuf::RangeVar>) -> bool {
+    relation.is_some_and(|one| one.relpersistence == "t" || one.schemaname.starts_with("pg_temp"))
 }
 
 fn makes_a_table(explain: &protobuf::ExplainStmt) -> bool {
@@ -176,11 +223,11 @@ fn reaches_catalogs(vacuum: &protobuf::VacuumStmt) -> bool {
     vacuum.rels.is_empty() || vacuum.rels.iter().any(is_one)
 }
 
-/// A text as the member is to execute it; nothing if that is the text itself.
+/// A text as the member is to execute it, whose mirrored database has this name; nothing if that is the text itself.
 ///
 /// # Errors
 /// The refusal of what the mirror does not carry.
-pub fn carried(text: &str) -> Result<Option<String>, Box<Refusal>> {
+pub fn carried(text: &str, database: &str) -> Result<Option<String>, Box<Refusal>> {
     let lower = text.to_ascii_lowercase();
     if !WORDS.iter().any(|word| lower.contains(word)) {
         return Ok(None);
@@ -200,7 +247,9 @@ pub fn carried(text: &str) -> Result<Option<String>, Box<Refusal>> {
         let refusal = Refusal::error("0A000", text).hint("Use a column of the type bytea.");
         return Err(Box::new(refusal));
     }
-    if let Some(refusal) = nodes().find_map(refused) {
+    let is_shared = |node: &Tree| is_shared(node) && !is_elsewhere(node, database);
+    let mut here = nodes().filter(|node| !is_elsewhere(node, database));
+    if let Some(refusal) = here.find_map(refused) {
         return Err(Box::new(refusal));
     }
     let defines = |node: &&Tree| fires(node) || is_shared(node);
@@ -214,7 +263,7 @@ pub fn carried(text: &str) -> Result<Option<String>, Box<Refusal>> {
             Refusal::error("0A000", text).hint("Send the statements one after the other.");
         return Err(Box::new(refusal));
     }
-    if !nodes().any(is_shared) {
+    if !nodes().any(&is_shared) {
         return Ok(None);
     }
     let mut all = Vec::new();
@@ -328,7 +377,7 @@ mod tests {
     use super::*;
 
     fn made(text: &str) -> Option<String> {
-        carried(text).expect("it is carried")
+        carried(text, "a").expect("it is carried")
     }
 
     #[test]
@@ -341,9 +390,9 @@ mod tests {
         for text in [
             "CREATE EVENT TRIGGER e ON sql_drop EXECUTE FUNCTION f()",
             "DROP EVENT TRIGGER e",
-            "ALTER DATABASE d SET a.b = 'x'",
+            "ALTER DATABASE a SET a.b = 'x'",
             "COMMENT ON ROLE a IS 'x'",
-            "GRANT CREATE ON DATABASE d TO a",
+            "GRANT CREATE ON DATABASE d, a TO a",
             "REASSIGN OWNED BY a TO b",
             "ALTER ROLE a RENAME TO b",
         ] {
@@ -355,8 +404,15 @@ mod tests {
             "COMMENT ON TABLE t IS 'x'",
             "DROP OWNED BY a",
             "CREATE DATABASE d",
+            "ALTER DATABASE d SET a.b = 'x'",
+            "ALTER DATABASE d RENAME TO a",
+            "ALTER DATABASE d OWNER TO a",
+            "COMMENT ON DATABASE d IS 'x'",
+            "GRANT CREATE ON DATABASE d, e TO a",
+            "ALTER ROLE a IN DATABASE d SET a.b = 'x'",
             "VACUUM FULL t",
             "ROLLBACK TO s",
+            "CREATE TEMP TABLE a AS EXECUTE b",
             "not even SQL of a role",
         ] {
             assert_eq!(made(text), None, "{text}");
@@ -386,9 +442,10 @@ mod tests {
             "SELECT pg_catalog.lo_put(1, 0, 'x') FROM t",
             "ALTER EVENT TRIGGER e ENABLE ALWAYS",
             "EXPLAIN ANALYZE CREATE TABLE a AS SELECT 1",
+            "CREATE TABLE a AS EXECUTE b",
             "SAVEPOINT s; CREATE TABLE a (); ROLLBACK TO s; CREATE TABLE b ()",
         ] {
-            let refusal = carried(text).expect_err(text);
+            let refusal = carried(text, "a").expect_err(text);
             assert_eq!(refusal.code, "0A000", "{text}");
             assert!(refusal.hint.is_some(), "{text}");
         }

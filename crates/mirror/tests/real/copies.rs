@@ -253,3 +253,46 @@ fn roles_that_went_while_a_member_was_away_are_not_there_after_it_was_made_anew(
     let after = site.sides[standby].server.sql(&[described]);
     assert_eq!(after, "{app,late,team}||");
 }
+
+/// `pg_dump` has inherited columns first, so that a copy had another order where a column was added to the parent later: each row of it
+/// counted as a difference.
+#[test]
+fn a_copy_of_a_table_whose_parent_was_given_a_column_goes_on() {
+    let mut site = Site::start("");
+    let client = site.connect();
+    run(
+        &site,
+        &client,
+        "CREATE TABLE parent (id int PRIMARY KEY); CREATE TABLE child (own text) INHERITS (parent); \
+         ALTER TABLE parent ADD COLUMN added numeric; INSERT INTO child VALUES (1, 'a', 2)",
+    );
+    site.must_be_equal();
+    let at = site.who_serves();
+    site.kill_manager(1 - at);
+    let server = &site.sides[1 - at].server;
+    server.sql(&["DROP DATABASE app WITH (FORCE)"]);
+    site.manage(1 - at);
+    site.settle();
+    for text in [
+        "INSERT INTO child VALUES (2, 'b', 3)",
+        "UPDATE parent SET added = 4 WHERE id = 1",
+        "ALTER TABLE parent ALTER COLUMN added TYPE int",
+        "UPDATE child SET own = 'c'",
+        "DELETE FROM parent WHERE id = 2",
+    ] {
+        run(&site, &client, text);
+    }
+    // Definitions are compared a moment later.
+    run(&site, &client, "CREATE TABLE looked_at (id int)");
+    let verdict = site.must_be_equal();
+    assert_eq!(verdict.rows, 1);
+    std::thread::sleep(Duration::from_secs(1));
+    site.level();
+    let status = site.status(1 - site.who_serves()).expect("it runs");
+    assert_eq!(status.difference, None);
+    let found = site.check(at).findings;
+    let is_told = found
+        .iter()
+        .any(|one| one.what.starts_with("columns that were added"));
+    assert!(is_told, "{found:?}");
+}

@@ -875,7 +875,6 @@ CREATE EVENT TRIGGER watches ON ddl_command_end EXECUTE FUNCTION fires();
 --= error 42P17
 
 CREATE DATABASE another;
---= error 55006
 
 CREATE TABLESPACE space LOCATION '/nowhere';
 --= error 58P01

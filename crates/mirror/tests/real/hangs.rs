@@ -195,3 +195,25 @@ fn nobody_waits_for_whoever_waits_to_lock_a_sequence() {
     altered.expect("it is done");
     site.must_be_equal();
 }
+
+/// A standby whose server lacked a tablespace was set aside for good.
+#[test]
+fn a_table_waits_until_the_standby_has_its_tablespace() {
+    const CREATE: &[&str] = &[
+        "SET allow_in_place_tablespaces = on",
+        "CREATE TABLESPACE fast LOCATION ''",
+    ];
+    let site = Site::start("");
+    let client = site.connect();
+    let at = site.who_serves();
+    site.sides[at].server.sql(CREATE);
+    let text = "CREATE TABLE t (id int PRIMARY KEY) TABLESPACE fast; INSERT INTO t VALUES (1)";
+    run(&site, &client, text);
+    site.wait("it is told what is missing", || {
+        let advice = site.status(1 - at).and_then(|status| status.advice);
+        advice.is_some_and(|advice| advice.contains("CREATE TABLESPACE at this member"))
+    });
+    site.sides[1 - at].server.sql(CREATE);
+    site.settle();
+    assert_eq!(site.must_be_equal().rows, 1);
+}

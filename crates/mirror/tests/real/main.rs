@@ -17,6 +17,7 @@ mod members;
 mod moving;
 mod privileges;
 mod proofs;
+mod regress;
 mod returns;
 mod rows;
 #[path = "../../../proxy/tests/real/server.rs"]
@@ -25,6 +26,7 @@ mod server;
 mod single;
 mod site;
 mod statements;
+mod suite;
 mod tls;
 mod upgrades;
 mod verifying;

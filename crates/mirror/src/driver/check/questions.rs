@@ -204,6 +204,15 @@ pub(super) const CHECKS: &[Check] = &[
         "Add a primary key where rows are updated or deleted.",
     ),
     of_database(
+        Level::Differs,
+        "SELECT DISTINCT i.inhrelid::regclass::text FROM pg_inherits i JOIN pg_class c ON c.oid = i.inhrelid AND NOT c.relispartition \
+           JOIN pg_attribute own ON own.attrelid = c.oid AND own.attnum > 0 AND NOT own.attisdropped AND own.attinhcount = 0 \
+           JOIN pg_attribute a ON a.attrelid = c.oid AND a.attnum > own.attnum AND NOT a.attisdropped AND a.attinhcount > 0 \
+           WHERE c.relnamespace IN (SCHEMAS)",
+        "columns that were added to a table which others inherit from: a copy of those has inherited columns first",
+        "Name columns in INSERT and SELECT, or make the table again.",
+    ),
+    of_database(
         Level::Advice,
         "SELECT oid::regclass::text FROM pg_class WHERE relkind = 'f' AND relnamespace IN (SCHEMAS)",
         "foreign tables are defined on both members, and their rows are not the mirror's",

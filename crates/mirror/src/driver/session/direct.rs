@@ -219,7 +219,7 @@ impl Session {
             let refusal = Refusal::error("0A000", "PREPARE TRANSACTION cannot be mirrored");
             return Err(Box::new(refusal.hint("Commit the transaction itself.")));
         }
-        shared::carried(text)
+        shared::carried(text, &self.hub.member.target.database)
     }
 
     /// Passes on what the member says.

@@ -13,7 +13,11 @@ use super::super::definitions;
 use super::super::target::Target;
 use super::super::wire::{Postgres, WireError};
 
-const TABLES: &str = "SELECT n.nspname, c.relname FROM pg_catalog.pg_class c \
+/// Names of tables. One that inherits comes with its columns by their names: a copy has inherited ones first.
+const TABLES: &str = "SELECT n.nspname, c.relname, (SELECT pg_catalog.string_agg(pg_catalog.format('t.%I', a.attname), ', ' \
+      ORDER BY a.attname) FROM pg_catalog.pg_inherits i JOIN pg_catalog.pg_attribute a ON a.attrelid = i.inhrelid \
+      WHERE i.inhrelid = c.oid AND i.inhseqno = 1 AND NOT c.relispartition AND a.attnum > 0 AND NOT a.attisdropped) \
+    FROM pg_catalog.pg_class c \
     JOIN pg_catalog.pg_namespace n ON n.oid = c.relnamespace \
     WHERE c.relkind IN ('r', 'm') AND c.relispopulated AND c.relpersistence <> 't' AND n.nspname NOT LIKE 'pg\\_%' \
     AND n.nspname NOT IN ('information_schema', 'understudy_mirror') ORDER BY 1, 2";
@@ -46,6 +50,8 @@ pub(super) struct Side {
     target: Target,
     pub(super) session: Postgres,
     pid: String,
+    /// Columns of tables that inherit.
+    columns: BTreeMap<Table, String>,
     /// The session that looks who waits, once that is needed.
     guard: Option<Postgres>,
 }
@@ -101,6 +107,7 @@ impl Side {
             target: target.clone(),
             session,
             pid: pid.value().unwrap_or_default(),
+            columns: BTreeMap::new(),
             guard: None,
         })
     }
@@ -110,20 +117,31 @@ impl Side {
         self.session.query(APART).await?;
         let rows = self.session.query(TABLES).await?.rows();
         self.session.query(GIVE_BACK).await?;
-        let names = rows.into_iter().map(|row| {
-            let row = row.into_iter().flatten();
-            let parts: Vec<String> = row.map(|part| escape_identifier(&part)).collect();
-            parts.join(".")
-        });
-        Ok(names.collect())
+        self.columns.clear();
+        let mut tables = BTreeSet::new();
+        for row in rows {
+            let [Some(schema), Some(name), columns] = row.as_slice() else {
+                continue;
+            };
+            let table = [schema, name].map(|part| escape_identifier(part)).join(".");
+            if let Some(columns) = columns {
+                self.columns.insert(table.clone(), columns.clone());
+            }
+            tables.insert(table);
+        }
+        Ok(tables)
     }
 
     /// The rows of a table, and a sum of them that does not depend on their order; nothing if the comparison is given up. Not by a cast,
     /// which a table's owner may define: this is a superuser's session.
     async fn sum(&mut self, table: &Table) -> Result<Option<(String, String)>, WireError> {
+        let row = match self.columns.get(table) {
+            Some(columns) => format!("ROW({columns})"),
+            None => "t.*".to_owned(),
+        };
         let text = format!(
             "{APART}; SELECT pg_catalog.count(*), \
-             pg_catalog.sum(pg_catalog.hashtextextended(pg_catalog.format('%s', t.*), 0)::numeric) FROM ONLY {table} t; {GIVE_BACK}"
+             pg_catalog.sum(pg_catalog.hashtextextended(pg_catalog.format('%s', {row}), 0)::numeric) FROM ONLY {table} t; {GIVE_BACK}"
         );
         let row = match self.session.query(&text).await {
             Ok(reply) => reply.row(),
