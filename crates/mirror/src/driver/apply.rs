@@ -319,17 +319,20 @@ impl Member {
         let Ok(owners) = self.code_owners(std::slice::from_ref(&rows)).await else {
             return Some("the owners of its tables cannot be looked up now".to_owned());
         };
-        let is_any = !owners.is_empty();
+        if owners.is_empty() {
+            return Some(format!(
+                "code of a superuser's table (a check, a domain, an index) runs as {ROWS}, who lacks a right that the writer had: at this \
+                 member, GRANT a role that has it TO {ROWS}"
+            ));
+        }
         let roles: Vec<String> = owners.iter().map(deputy::code_role).collect();
         let names: Vec<&str> = owners.iter().map(|owner| owner.name.as_str()).collect();
-        is_any.then(|| {
-            format!(
-                "code of a table (a check, a domain, an index) runs as the table's owner, {}, who lacks a right that the writer had: \
-                 at this member, GRANT a role that has it TO {}",
-                names.join(" or "),
-                roles.join(" or ")
-            )
-        })
+        Some(format!(
+            "code of a table (a check, a domain, an index) runs as the table's owner, {}, who lacks a right that the writer had: \
+             at this member, GRANT a role that has it TO {}",
+            names.join(" or "),
+            roles.join(" or ")
+        ))
     }
 
     /// True if clients' code runs when these rows are written.

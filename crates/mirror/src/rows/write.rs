@@ -89,9 +89,11 @@ pub fn statement(
         Change::Update(at, old, new) => {
             let relation = relation(at)?;
             let sets = writer.sets(relation, old.as_ref(), new)?;
+            let defaults = writer.defaults(relation, old.as_ref(), new)?;
             let which = writer.which(relation, old.as_ref().unwrap_or(new))?;
+            let table = relation.quoted();
             (
-                format!("UPDATE ONLY {} SET {sets} WHERE {which}", relation.quoted()),
+                format!("UPDATE ONLY {table} SET {sets}{defaults} WHERE {which}"),
                 "UPDATE 1",
             )
         }
@@ -193,7 +195,10 @@ impl Writer<'_> {
             if *value == Value::Unchanged || is_always && !is_other {
                 continue;
             }
-            let value = self.put(value)?;
+            let value = match is_always {
+                true => "DEFAULT".to_owned(),
+                false => self.put(value)?,
+            };
             sets.push(format!("{} = {value}", escape_identifier(name)));
         }
         if sets.is_empty() {
@@ -216,6 +221,29 @@ impl Writer<'_> {
             });
         }
         Ok(sets.join(", "))
+    }
+
+    /// The values of identities that were set to their default, which nobody may set them to otherwise: their sequence returns them next.
+    fn defaults(
+        &mut self,
+        relation: &Relation,
+        old: Option<&Row>,
+        new: &Row,
+    ) -> Result<String, Unwritable> {
+        let mut defaults = String::new();
+        for (at, ((name, _), value)) in relation.columns.iter().zip(new).enumerate() {
+            let is_other = old.is_some_and(|old| old.get(at) != Some(value));
+            if !is_other || *value == Value::Unchanged || !self.column(relation, name)?.is_always {
+                continue;
+            }
+            let (table, column) = (escape_literal(&relation.quoted()), escape_literal(name));
+            defaults = format!(
+                " FROM (SELECT pg_catalog.setval(pg_catalog.pg_get_serial_sequence({table}, {column})::pg_catalog.regclass, \
+                 {}::pg_catalog.int8, false) OFFSET 0) understudy_mirror (understudy_mirror_next)",
+                self.put(value)?
+            );
+        }
+        Ok(defaults)
     }
 
     /// The condition that is true of one row.
@@ -333,6 +361,26 @@ mod tests {
         let wanted =
             r#"DELETE FROM ONLY "public"."t" WHERE "id" OPERATOR(pg_catalog.=) $1::integer"#;
         assert_eq!(text(delete, false, false), (wanted.to_owned(), 1));
+    }
+
+    /// An identity that is always generated was given a value, which PostgreSQL refuses.
+    #[test]
+    fn an_identity_gets_its_next_default() {
+        let moved = Change::Update(0, Some(row(["1", "-", "-"])), row(["2", "sad", "~"]));
+        let (text, count) = text(moved, false, true);
+        assert!(
+            text.contains(r#"SET "id" = DEFAULT, "v" = $1 FROM (SELECT"#),
+            "{text}"
+        );
+        assert!(
+            text.contains(r#"('"public"."t"', 'id')::pg_catalog.regclass, $2::"#),
+            "{text}"
+        );
+        assert!(
+            text.ends_with(r#" WHERE "id" OPERATOR(pg_catalog.=) $3::integer"#),
+            "{text}"
+        );
+        assert_eq!(count, 3);
     }
 
     #[test]

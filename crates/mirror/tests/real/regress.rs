@@ -262,9 +262,24 @@ fn repair(site: &Site) -> bool {
     while began.elapsed() < REPAIR_TIMEOUT {
         let status = site.status(primary);
         if status.is_some_and(|status| status.has_standby) {
+            forget(site, 1 - primary);
             return true;
         }
         std::thread::sleep(Duration::from_millis(100));
     }
     false
+}
+
+/// Drops a standby's databases that were replaced, and roles that only these need: the members would differ in them.
+fn forget(site: &Site, standby: usize) {
+    let [server, primary] = [standby, 1 - standby].map(|at| &site.sides[at].server);
+    for name in site.kept(standby) {
+        server.sql(&[&format!("DROP DATABASE \"{name}\" WITH (FORCE)")]);
+    }
+    let roles = "SELECT rolname FROM pg_roles WHERE rolname ~ '^regress'";
+    let [here, there] = [server, primary].map(|server| server.sql(&[roles]));
+    let there: Vec<&str> = there.lines().collect();
+    for name in here.lines().filter(|name| !there.contains(name)) {
+        server.sql(&[&format!("DROP ROLE \"{name}\"")]);
+    }
 }

@@ -1,6 +1,7 @@
 //! Definitions that PostgreSQL's own regression suite has shown to leave different members, or a standby that is set aside.
 
 use crate::cases::{Case, Wants::*, go_through};
+use crate::server::psql;
 use crate::site::{Site, run};
 
 const CASES: &[Case] = &[
@@ -31,6 +32,17 @@ const CASES: &[Case] = &[
         "a function whose body was bound to a temporary table",
         &["CREATE FUNCTION bound() RETURNS bigint BEGIN ATOMIC SELECT count(*) FROM passing; END"],
         Refused("names something temporary"),
+    ),
+    (
+        "an identity that is always generated, and set to its default",
+        &[
+            "CREATE TABLE idd (id int GENERATED ALWAYS AS IDENTITY PRIMARY KEY, setval text)",
+            "INSERT INTO idd (setval) VALUES ('a'), ('b'), ('c'); UPDATE idd SET id = DEFAULT, setval = 'd' WHERE setval = 'a'",
+            "UPDATE idd SET id = DEFAULT; INSERT INTO idd DEFAULT VALUES",
+            "CREATE TABLE idf (id int GENERATED ALWAYS AS IDENTITY (INCREMENT BY -5), v int); INSERT INTO idf (v) VALUES (1), (1)",
+            "UPDATE idf SET id = DEFAULT",
+        ],
+        Equal,
     ),
     (
         "rows of a catalog that PostgreSQL does not read",
@@ -90,4 +102,28 @@ fn a_row_of_a_table_that_the_standby_lacks_is_a_difference() {
         let difference = site.status(standby).and_then(|status| status.difference);
         difference.is_some_and(|difference| difference.contains("unseen"))
     });
+}
+
+/// A standby whose writer lacked a right to the code of a superuser's table was set aside for good.
+#[test]
+fn a_superusers_table_waits_until_its_writer_may_call_its_code() {
+    let site = Site::start("");
+    let client = site.connect();
+    run(
+        &site,
+        &client,
+        "CREATE FUNCTION hidden(int) RETURNS int IMMUTABLE LANGUAGE sql AS 'SELECT $1'; REVOKE ALL ON FUNCTION hidden FROM PUBLIC; \
+         CREATE ROLE caller; GRANT EXECUTE ON FUNCTION hidden TO caller; \
+         CREATE TABLE t (id int PRIMARY KEY, v int GENERATED ALWAYS AS (hidden(id)) STORED)",
+    );
+    run(&site, &client, "INSERT INTO t VALUES (1)");
+    let standby = 1 - site.who_serves();
+    site.wait("it is told what is missing", || {
+        let advice = site.status(standby).and_then(|status| status.advice);
+        advice.is_some_and(|advice| advice.contains("TO understudy_as_rows"))
+    });
+    let member = site.member(standby);
+    psql(&member, "GRANT caller TO understudy_as_rows").expect("it is granted");
+    site.settle();
+    assert_eq!(site.must_be_equal().rows, 1);
 }
