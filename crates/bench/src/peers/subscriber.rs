@@ -138,5 +138,8 @@ async fn make_slot(active: &Client, servers: &[Server], failover: bool) -> anyho
             tokio::time::sleep(Duration::from_millis(500)).await;
         }
     }
+    // One of the configuration is older than the publication, and changes from before that cannot be decoded for it.
+    let advance = format!("SELECT pg_replication_slot_advance('{SLOT}', pg_current_wal_lsn())");
+    active.batch_execute(&advance).await?;
     Ok(())
 }
