@@ -15,7 +15,7 @@ const MOST_LOGGED: usize = 1_000;
 /// Definitions of a member.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Catalog {
-    /// The server's major version: another one may write definitions in another way.
+    /// How they are written: the number of a server's version and of the query.
     pub version: u32,
     /// Their number and their sum, for each kind.
     pub sums: Vec<(String, String)>,
@@ -24,7 +24,7 @@ pub struct Catalog {
 }
 
 impl Catalog {
-    /// Of a server of this version with these sums; all definitions have a kind and a name, and a sum.
+    /// Written in the way of `version`, with these sums; all definitions have a kind and a name, and a sum.
     pub fn new(version: u32, sums: Vec<(String, String)>, names: Vec<(String, String)>) -> Catalog {
         let names = match names.len() > MOST_LOGGED {
             true => Vec::new(),

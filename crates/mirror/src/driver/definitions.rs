@@ -12,6 +12,7 @@ use std::time::Duration;
 
 use tokio::task::JoinHandle;
 use tokio::time::Instant;
+use xxhash_rust::xxh3::xxh3_64;
 
 use super::answer::Reply;
 use super::member::Member;
@@ -41,6 +42,13 @@ fn said(managers: &[String]) -> String {
     SAID.replace("OWN", &format!("ARRAY[{}]", names.join(", ")))
 }
 
+/// A number for how definitions are written: by a server of this major version, and by this query. A manager of another release has
+/// another query, and what it has logged is not compared.
+fn form(major: u32) -> u32 {
+    const MAJOR: u32 = 0xff;
+    xxh3_64(SAID.as_bytes()) as u32 & !MAJOR | major & MAJOR
+}
+
 /// Reads the definitions of the session's database, in a transaction without a search path.
 pub async fn read(session: &mut Postgres, managers: &[String]) -> Result<Catalog, WireError> {
     let (said, all) = (said(managers), "pg_catalog.concat_ws(' = ', name, said)");
@@ -66,7 +74,7 @@ pub async fn read(session: &mut Postgres, managers: &[String]) -> Result<Catalog
     );
     let sums = pairs(session.query(&sums).await?.rows());
     let version = version.and_then(|version| version.parse().ok());
-    Ok(Catalog::new(version.unwrap_or_default(), sums, names))
+    Ok(Catalog::new(form(version.unwrap_or_default()), sums, names))
 }
 
 /// Definitions, and as of when.
