@@ -144,7 +144,7 @@ impl Member {
         self.enters(wire).await.map(|(life, _)| life)
     }
 
-    /// The same, and true if the session shows no warnings: settings of roles and of the database may say so.
+    /// That life, and true if the session shows no warnings: settings of roles and of the database may say so.
     pub async fn enters(&self, wire: &mut Wire) -> Result<(Life, bool), WireError> {
         let Some((life, key)) = *self.life.lock() else {
             return Err(gone());

@@ -14,7 +14,7 @@ use tokio_postgres::config::Host;
 pub enum TargetError {
     /// The text itself.
     Text(String),
-    /// What its server must prove.
+    /// Settings of TLS: the proof that the server has to give.
     Tls(String),
 }
 
@@ -31,7 +31,7 @@ pub struct Target {
     pub password: Option<String>,
     /// The database that is mirrored.
     pub database: String,
-    /// What it must prove.
+    /// Settings of TLS: the proof that it has to give.
     pub tls: ServerTls,
     /// Connects to it.
     pub dialer: Dialer,

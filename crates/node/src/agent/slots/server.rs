@@ -59,7 +59,7 @@ impl Server {
         }
     }
 
-    /// The same, with sessions whose statements take at most so long.
+    /// The same server, with sessions whose statements take at most so long.
     pub(super) fn within(&self, limit: Duration) -> Server {
         Server {
             limit: Some(limit),
