@@ -286,7 +286,7 @@ impl Clients {
             clients: 4,
             scale: SCALE,
             rate: Some(rate * 0.5),
-            half_connect: true,
+            connects: Some(2),
             seed,
             timeout: Duration::from_secs(10),
             connect_within: Duration::from_millis(1_500),

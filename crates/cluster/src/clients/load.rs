@@ -44,8 +44,8 @@ pub struct Options {
     pub connect_within: Duration,
     /// Transactions a second of all clients together, if limited.
     pub rate: Option<f64>,
-    /// Every second client connects for each of its transactions.
-    pub half_connect: bool,
+    /// One of so many clients connects for each of its transactions. A login costs as much as several transactions.
+    pub connects: Option<u16>,
     /// Each client's transactions are numbered from the next one on: two loads of the same tables must
     /// not use the same numbers.
     pub numbered_after: i64,
@@ -61,7 +61,7 @@ impl Default for Options {
             timeout: Duration::from_secs(30),
             connect_within: Duration::from_secs(3),
             rate: None,
-            half_connect: false,
+            connects: None,
             numbered_after: 0,
         }
     }
@@ -99,7 +99,8 @@ impl Failure {
 impl Shared {
     /// True if this client connects for each of its transactions.
     fn connects(&self, client: i32) -> bool {
-        self.options.half_connect && client % 2 == 0
+        let each = self.options.connects;
+        each.is_some_and(|each| client % i32::from(each) == 0)
     }
 
     fn note_failure(&self, failure: Failure) {

@@ -178,7 +178,7 @@ impl Loads {
             scale: options.scale,
             seed: options.seed,
             numbered_after,
-            half_connect: true,
+            connects: Some(2),
             ..load::Options::default()
         };
         let simple = group(half, SECOND_LOAD);

@@ -284,7 +284,7 @@ fn load_options(options: &Options) -> load::Options {
         clients: options.clients,
         scale: options.scale,
         seed: options.seed,
-        half_connect: true,
+        connects: Some(2),
         ..load::Options::default()
     }
 }

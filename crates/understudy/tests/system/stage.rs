@@ -111,7 +111,7 @@ impl Stage {
             clients: 4,
             scale: SCALE,
             rate: Some(COMMITS_PER_SECOND),
-            half_connect: true,
+            connects: Some(4),
             ..load::Options::default()
         };
         let application = self.cluster.any_writable();
