@@ -1,5 +1,6 @@
 //! The command line of the measurements: what each can be told, and what all can be told.
 
+mod backup;
 mod chaos;
 mod mariadb;
 mod mirror;
@@ -12,6 +13,7 @@ use std::time::Duration;
 use clap::{Args, Parser, Subcommand};
 use understudy::cli::duration;
 
+pub use self::backup::BenchBackup;
 pub use self::chaos::BenchChaos;
 pub use self::mariadb::BenchMariadb;
 pub use self::mirror::BenchMirror;
@@ -49,6 +51,7 @@ pub enum Bench {
     Failover(BenchFailover),
     Peers(BenchPeers),
     Zones(BenchZones),
+    Backup(BenchBackup),
     Mariadb(BenchMariadb),
     Proxy(BenchProxy),
     Mirror(BenchMirror),

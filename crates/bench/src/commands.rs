@@ -1,19 +1,20 @@
 //! What each measurement is run with, and what is printed of it.
 
+mod backup;
+mod parts;
 mod vm;
 
-use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use anyhow::Context;
 use clap::ValueEnum;
 use cluster::programs;
 use cluster::workspace::Workspace;
-use serde::Serialize;
 use understudy::commands::{interrupted, on_runtime, start_logging};
-use understudy::exit::{Code, Failure};
+use understudy::exit::Code;
 
-use crate::cli::{self, Common};
+use self::parts::{all_unless_given, keep_unless, print, say, understudy, verdict, write};
+use crate::cli;
 use crate::{
     cassandra, chaos, dax, failover, mariadb, mirror, peers, pgbench, proxy, soak, standby, zones,
 };
@@ -42,28 +43,12 @@ async fn measure(command: cli::Bench) -> anyhow::Result<Code> {
         cli::Bench::Failover(args) => run_failover(args).await,
         cli::Bench::Peers(args) => run_peers(args).await,
         cli::Bench::Zones(args) => run_zones(args).await,
+        cli::Bench::Backup(args) => backup::run(args).await,
         cli::Bench::Mariadb(args) => run_mariadb(args).await,
         cli::Bench::Proxy(args) => run_proxy(args).await,
         cli::Bench::Mirror(args) => run_mirror(args).await,
         cli::Bench::Vm(args) => vm::run(args).await,
     }
-}
-
-fn say(what: &str) {
-    eprintln!("  {what}");
-}
-
-/// The command whose processes are measured: it is beside this program.
-fn understudy() -> anyhow::Result<PathBuf> {
-    let this = std::env::current_exe().context("cannot tell which program this is")?;
-    let program = this.with_file_name("understudy");
-    if !program.exists() {
-        let message = format!("there is no {} to be measured", program.display());
-        return Err(Failure::new(Code::Unavailable, message)
-            .advise("Build it: make build.")
-            .into());
-    }
-    Ok(program)
 }
 
 async fn run_pgbench(args: cli::BenchPgbench) -> anyhow::Result<Code> {
@@ -496,48 +481,4 @@ async fn measure_peers(args: &cli::BenchPeers) -> anyhow::Result<Option<Vec<peer
         Some(file) => peers::read(file)?,
         None => records.into_inner(),
     }))
-}
-
-/// Leaves data and logs in place where something has to be looked at.
-fn keep_unless(workspace: &mut Workspace, passed: bool) {
-    if !passed {
-        workspace.keep();
-        say(&format!(
-            "data and logs stay in {}",
-            workspace.path().display()
-        ));
-    }
-}
-
-/// Prints a report as JSON or as tables.
-fn print<R: Serialize>(
-    common: &Common,
-    report: &R,
-    table: impl FnOnce(&R) -> String,
-) -> anyhow::Result<()> {
-    match common.json {
-        true => println!("{}", serde_json::to_string(report)?),
-        false => print!("{}", table(report)),
-    }
-    Ok(())
-}
-
-fn verdict(passed: bool) -> Code {
-    match passed {
-        true => Code::Ok,
-        false => Code::Failed,
-    }
-}
-
-/// What was named, or everything.
-fn all_unless_given<T: ValueEnum + Clone>(given: Vec<T>) -> Vec<T> {
-    match given.is_empty() {
-        true => T::value_variants().to_vec(),
-        false => given,
-    }
-}
-
-fn write(dir: &Path, name: &str, chart: &str) -> anyhow::Result<()> {
-    let path = dir.join(name);
-    std::fs::write(&path, chart).with_context(|| format!("cannot write {}", path.display()))
 }

@@ -16,6 +16,7 @@
 //! assert_eq!((sample.median, sample.spread), (2.0, 1.0));
 //! ```
 
+pub mod backup;
 pub mod cassandra;
 pub mod chaos;
 pub mod cli;

@@ -25,6 +25,7 @@
 pub mod clients;
 mod credentials;
 pub mod disk;
+pub mod elsewhere;
 mod logs;
 #[cfg(feature = "vm")]
 pub mod machine;

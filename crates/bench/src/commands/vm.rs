@@ -4,7 +4,7 @@ use cluster::workspace::Workspace;
 use understudy::commands::interrupted;
 use understudy::exit::Code;
 
-use super::{keep_unless, print, say, understudy};
+use super::parts::{keep_unless, print, say, understudy};
 use crate::cli;
 use crate::vm::{self, Measurement};
 use clap::ValueEnum;

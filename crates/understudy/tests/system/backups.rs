@@ -12,8 +12,8 @@ use anyhow::{Context, Result, ensure};
 use cluster::clients::history::{History, Outcome};
 use cluster::clients::session::connect;
 use cluster::clients::verify;
+use cluster::elsewhere::{Elsewhere, base_backup, open_directory, postgres, succeeded};
 
-use crate::elsewhere::{Elsewhere, base_backup, open_directory, postgres, succeeded};
 use crate::stage::{Stage, TIMEOUT};
 use crate::verbs::until;
 
@@ -164,7 +164,7 @@ async fn a_plain_archive_has_no_gap_after_five_takeovers() -> Result<()> {
     let (mut stage, archive) = archiving("archive", archive_into).await?;
     let home = open_directory(stage.path(), "restored")?;
     let active = stage.cluster.wait_active(TIMEOUT).await?;
-    base_backup(&stage, &active, &home.join("base"))?;
+    base_backup(&stage.cluster, &active, &home.join("base"))?;
     take_over(&mut stage, 3).await?;
     let moment = Moment::now(&mut stage).await?;
     take_over_unarchived(&mut stage, &archive).await?;
@@ -175,7 +175,7 @@ async fn a_plain_archive_has_no_gap_after_five_takeovers() -> Result<()> {
     let fetch = format!("restore_command = 'cp {}/%f %p'\n", archive.display());
     let latest = home.join("latest");
     recover(&home.join("base"), &latest, &fetch)?;
-    let restored = Elsewhere::start(&stage, &latest).await?;
+    let restored = Elsewhere::start(&stage.cluster, &latest, TIMEOUT).await?;
     check_all(&restored, &history).await?;
     drop(restored);
 
@@ -185,7 +185,7 @@ async fn a_plain_archive_has_no_gap_after_five_takeovers() -> Result<()> {
         moment.time
     );
     recover(&home.join("base"), &then, &target)?;
-    let restored = Elsewhere::start(&stage, &then).await?;
+    let restored = Elsewhere::start(&stage.cluster, &then, TIMEOUT).await?;
     moment.check(&restored, &history).await?;
     drop(restored);
     stage.end().await
@@ -285,7 +285,7 @@ async fn pgbackrest_restores_what_was_backed_up_over_takeovers() -> Result<()> {
     let mut restore = backrest.command(&latest);
     restore.arg("restore");
     succeeded(restore)?;
-    let restored = Elsewhere::start(&stage, &latest).await?;
+    let restored = Elsewhere::start(&stage.cluster, &latest, TIMEOUT).await?;
     check_all(&restored, &history).await?;
     drop(restored);
 
@@ -294,7 +294,7 @@ async fn pgbackrest_restores_what_was_backed_up_over_takeovers() -> Result<()> {
     restore.args(["--type=time", &format!("--target={}", moment.time)]);
     restore.args(["--target-action=promote", "restore"]);
     succeeded(restore)?;
-    let restored = Elsewhere::start(&stage, &then).await?;
+    let restored = Elsewhere::start(&stage.cluster, &then, TIMEOUT).await?;
     moment.check(&restored, &history).await?;
     drop(restored);
     stage.end().await

@@ -8,9 +8,9 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, Result, ensure};
 use cluster::clients::schema::Server;
 use cluster::clients::session::connect;
+use cluster::elsewhere::{Elsewhere, base_backup, open_directory};
 use serde_json::Value;
 
-use crate::elsewhere::{Elsewhere, base_backup, open_directory};
 use crate::operator::understudy;
 use crate::stage::{Stage, TIMEOUT};
 use crate::verbs::{done, roles, run, setting, until};
@@ -66,8 +66,8 @@ async fn own_parameters_are_in_the_files_that_a_reload_and_a_backup_read() -> Re
 
 async fn backup_starts_elsewhere(stage: &Stage, active: &str) -> Result<()> {
     let data = open_directory(stage.path(), "elsewhere")?.join("data");
-    base_backup(stage, active, &data)?;
-    let elsewhere = Elsewhere::start(stage, &data).await?;
+    base_backup(&stage.cluster, active, &data)?;
+    let elsewhere = Elsewhere::start(&stage.cluster, &data, TIMEOUT).await?;
     let (rows, connections) = ask_backup(&elsewhere.server).await?;
     ensure!(rows > 0 && connections == OWN.1, "{rows}, {connections}");
     Ok(())

@@ -12,7 +12,6 @@ mod cassandra;
 mod debezium;
 mod demo;
 mod differences;
-mod elsewhere;
 mod engines;
 mod exchange;
 mod failover;

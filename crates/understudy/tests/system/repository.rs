@@ -7,6 +7,7 @@ use anyhow::{Context, Result, ensure};
 use cluster::Options;
 use cluster::clients::history::History;
 use cluster::clients::session::connect;
+use cluster::elsewhere::{Elsewhere, open_directory};
 use dax::credentials::{Secret, write_new};
 use serde_json::Value;
 use tokio::process::{Child, Command};
@@ -16,7 +17,6 @@ mod object_server;
 
 use self::object_server::ObjectServer;
 use crate::backups::{Moment, check_all, take_over, wanted};
-use crate::elsewhere::{Elsewhere, open_directory};
 use crate::rest::ask;
 use crate::stage::{Stage, TIMEOUT, program};
 use crate::verbs::until;
@@ -162,7 +162,7 @@ impl Archived {
         let at = directory.display().to_string();
         let asked = ["backup", "restore", "--directory", &at, "--to", to];
         self.place.run(&asked).await?;
-        Elsewhere::start(&self.stage, directory).await
+        Elsewhere::start(&self.stage.cluster, directory, TIMEOUT).await
     }
 
     /// What `backup verify` finds wrong.

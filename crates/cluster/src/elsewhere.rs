@@ -1,19 +1,23 @@
 //! A copy of the database on a local disk, and a stock PostgreSQL that runs on it.
+//!
+//! Invariant: the server ends when its [`Elsewhere`] is dropped. Its directory stays.
 
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output, Stdio};
+use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, ensure};
-use cluster::clients::schema::Server;
-use cluster::clients::session::connect;
-use cluster::ports;
 use nix::unistd::Uid;
 
-use crate::stage::Stage;
-use crate::verbs::until;
+use super::{Cluster, ports};
+use crate::clients::schema::Server;
+use crate::clients::session::connect;
 
-/// A program of PostgreSQL or for it, by a user that may run a server.
+/// How often it is looked whether recovery has ended.
+const POLL: Duration = Duration::from_millis(100);
+
+/// Returns a command of PostgreSQL or for it, by a user that may run a server.
 pub fn postgres(program: impl AsRef<std::ffi::OsStr>) -> Command {
     if !Uid::effective().is_root() {
         return Command::new(program);
@@ -23,6 +27,10 @@ pub fn postgres(program: impl AsRef<std::ffi::OsStr>) -> Command {
     command
 }
 
+/// Runs a command.
+///
+/// # Errors
+/// It fails; the message has what it said.
 pub fn succeeded(mut command: Command) -> Result<Output> {
     let output = command.stdin(Stdio::null()).output()?;
     let said = String::from_utf8_lossy(&output.stderr);
@@ -31,7 +39,10 @@ pub fn succeeded(mut command: Command) -> Result<Output> {
     Ok(output)
 }
 
-/// A directory in which that user may make others.
+/// Makes a directory in which that user may make others.
+///
+/// # Errors
+/// It cannot be made.
 pub fn open_directory(home: &Path, name: &str) -> Result<PathBuf> {
     let home = home.join(name);
     std::fs::create_dir(&home)?;
@@ -39,10 +50,13 @@ pub fn open_directory(home: &Path, name: &str) -> Result<PathBuf> {
     Ok(home)
 }
 
-/// A base backup of a node into `data`.
-pub fn base_backup(stage: &Stage, node: &str, data: &Path) -> Result<()> {
-    let server = stage.cluster.server(node)?;
-    let mut backup = postgres(stage.cluster.options().bin.join("pg_basebackup"));
+/// Makes a base backup of a node in `data`.
+///
+/// # Errors
+/// `pg_basebackup` fails.
+pub fn base_backup(cluster: &Cluster, node: &str, data: &Path) -> Result<()> {
+    let server = cluster.server(node)?;
+    let mut backup = postgres(cluster.options().bin.join("pg_basebackup"));
     backup
         .args(["-h", "127.0.0.1", "-U", "postgres"])
         .args(["-X", "stream", "-c", "fast"])
@@ -53,25 +67,31 @@ pub fn base_backup(stage: &Stage, node: &str, data: &Path) -> Result<()> {
 }
 
 /// A server on such a directory, which ends when this is dropped.
+#[derive(Debug)]
 pub struct Elsewhere {
     data: PathBuf,
     pg_ctl: PathBuf,
+    /// Where it listens.
     pub server: Server,
 }
 
 impl Elsewhere {
-    /// Starts it, and waits until it takes writes.
-    pub async fn start(stage: &Stage, data: &Path) -> Result<Elsewhere> {
+    /// Starts it with the cluster's programs and password, and waits so long at most until it takes writes.
+    ///
+    /// # Errors
+    /// It does not start, or its recovery does not end; the message has its log.
+    pub async fn start(cluster: &Cluster, data: &Path, within: Duration) -> Result<Elsewhere> {
+        let began = Instant::now();
         let home = data.parent().context("it is in a directory")?;
         let elsewhere = Elsewhere {
             data: data.to_owned(),
-            pg_ctl: stage.cluster.options().bin.join("pg_ctl"),
+            pg_ctl: cluster.options().bin.join("pg_ctl"),
             server: Server {
                 host: "127.0.0.1".to_owned(),
                 port: ports::free()?,
                 user: "postgres".to_owned(),
                 database: "postgres".to_owned(),
-                password: stage.cluster.options().password.clone(),
+                password: cluster.options().password.clone(),
             },
         };
         let options = format!(
@@ -81,21 +101,25 @@ impl Elsewhere {
         );
         let log = data.with_extension("log");
         let mut start = postgres(&elsewhere.pg_ctl);
-        start.args(["start", "-w", "-t", "60", "-o", &options, "-l"]);
+        let seconds = within.as_secs().to_string();
+        start.args(["start", "-w", "-t", &seconds, "-o", &options, "-l"]);
         // pg_ctl's server keeps what it inherits, so its output must not be a pipe.
         start.arg(&log).arg("-D").arg(data);
         start.stdout(Stdio::null()).stderr(Stdio::null());
         let started = start.status()?;
         let said = || std::fs::read_to_string(&log).unwrap_or_default();
         ensure!(started.success(), "{}", said());
-        let look = async || {
-            let client = connect(&elsewhere.server.config()).await?;
-            let row = client.query_one("SELECT pg_is_in_recovery()", &[]).await?;
-            Ok(row.get::<_, bool>(0))
-        };
-        let recovered = until("it ends its recovery", look, |recovers| !recovers).await;
-        recovered.with_context(said)?;
+        while elsewhere.recovers().await != Some(false) {
+            ensure!(began.elapsed() < within, "it recovers: {}", said());
+            tokio::time::sleep(POLL).await;
+        }
         Ok(elsewhere)
+    }
+
+    async fn recovers(&self) -> Option<bool> {
+        let client = connect(&self.server.config()).await.ok()?;
+        let row = client.query_one("SELECT pg_is_in_recovery()", &[]).await;
+        Some(row.ok()?.get(0))
     }
 }
 

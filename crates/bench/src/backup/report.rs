@@ -1,0 +1,67 @@
+//! The report for people.
+
+use super::Report;
+use super::step::Step;
+
+/// A table.
+pub fn table(report: &Report) -> String {
+    let mut out = format!(
+        "\n  {:.1} GB, {:.0} transactions a second by {} clients, {} processors\n\n  {:<18} {:<12} {:>8} {:>11} {:>10} {:>8} {:>8}\n",
+        report.database_bytes as f64 / 1e9,
+        report.rate,
+        report.clients,
+        report.processors,
+        "",
+        "",
+        "s",
+        "processor s",
+        "stored MB",
+        "p50 ms",
+        "p99 ms"
+    );
+    row(&mut out, "no backup", &report.rest);
+    for tool in &report.tools {
+        for step in &tool.steps {
+            row(&mut out, tool.tool.name(), step);
+        }
+    }
+    let archiving = &report.archiving;
+    out.push_str("\n  transactions a second while the log is archived, medians\n\n");
+    let alone = archiving.nothing.median.max(f64::MIN_POSITIVE);
+    for (name, sample) in [
+        ("by nobody", &archiving.nothing),
+        ("by understudy backup archive", &archiving.understudy),
+        ("by pgBackRest", &archiving.pgbackrest),
+    ] {
+        let ratio = sample.median / alone;
+        out.push_str(&format!(
+            "  {name:<31} {:>8.0} {ratio:>8.3}\n",
+            sample.median
+        ));
+    }
+    let lag = &archiving.lag;
+    out.push_str(&format!(
+        "\n  the repository is behind by {:.1} s, at 99 % by {:.1} s ({} looks)\n\n",
+        lag.p50_seconds, lag.p99_seconds, lag.looks
+    ));
+    out
+}
+
+fn row(out: &mut String, tool: &str, step: &Step) {
+    let ms = |latency: f64| match latency {
+        // Nobody asks for anything while a backup is restored.
+        0.0 => String::new(),
+        some => format!("{some:.1}"),
+    };
+    let line = format!(
+        "  {tool:<18} {:<12} {:>8.1} {:>11.1} {:>10.0} {:>8} {:>8}",
+        step.name,
+        step.seconds,
+        step.cpu_seconds,
+        step.stored_bytes as f64 / 1e6,
+        ms(step.p50_ms),
+        ms(step.p99_ms)
+    );
+    out.push_str(line.trim_end());
+    out.push('\n');
+}
