@@ -38,6 +38,7 @@ mod stage;
 mod starts;
 mod steps;
 mod transactions;
+mod undone;
 mod unproved;
 mod upgrade;
 mod verbs;

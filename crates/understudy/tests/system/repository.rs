@@ -22,8 +22,8 @@ use crate::stage::{Stage, TIMEOUT, program};
 use crate::verbs::until;
 
 /// A cluster with a repository, and who fills it.
-struct Archived {
-    stage: Stage,
+pub struct Archived {
+    pub stage: Stage,
     place: Place,
     archiver: Option<Child>,
     images_every: &'static str,
@@ -89,8 +89,18 @@ impl Place {
 }
 
 impl Archived {
-    async fn start(test: &str, images_every: &'static str, is_bucket: bool) -> Result<Archived> {
-        let stage = Stage::with_options(test, &["north", "south"], often_sealed).await?;
+    /// Begins, with the PostgreSQL in `bin` or else the usual one.
+    pub async fn start(
+        test: &str,
+        images_every: &'static str,
+        is_bucket: bool,
+        bin: Option<&Path>,
+    ) -> Result<Archived> {
+        let stage = Stage::with_options(test, &["north", "south"], |options| {
+            often_sealed(options);
+            options.bin = bin.map_or(options.bin.clone(), Path::to_owned);
+        })
+        .await?;
         let place = match is_bucket {
             true => Place::bucket(stage.path()).await?,
             false => Place::directory(stage.path())?,
@@ -125,7 +135,7 @@ impl Archived {
     }
 
     /// Kills who archives.
-    async fn kill_archiver(&mut self) -> Result<()> {
+    pub async fn kill_archiver(&mut self) -> Result<()> {
         let mut archiver = self.archiver.take().context("nobody archives")?;
         Ok(archiver.kill().await?)
     }
@@ -142,7 +152,7 @@ impl Archived {
     }
 
     /// Stops the load, and waits until its last commit is archived.
-    async fn end_load(&mut self) -> Result<History> {
+    pub async fn end_load(&mut self) -> Result<History> {
         let history = self.stage.load.take().context("no load")?.stop().await;
         self.stage.stop_churn().await;
         let active = self.stage.cluster.wait_active(TIMEOUT).await?;
@@ -158,7 +168,7 @@ impl Archived {
         Ok(history)
     }
 
-    async fn restore(&self, directory: &Path, to: &str) -> Result<Elsewhere> {
+    pub async fn restore(&self, directory: &Path, to: &str) -> Result<Elsewhere> {
         let at = directory.display().to_string();
         let asked = ["backup", "restore", "--directory", &at, "--to", to];
         self.place.run(&asked).await?;
@@ -166,7 +176,7 @@ impl Archived {
     }
 
     /// What `backup verify` finds wrong.
-    async fn verify(&self) -> Result<Vec<String>> {
+    pub async fn verify(&self) -> Result<Vec<String>> {
         let output = self.place.command(&["backup", "verify", "--json"]).output();
         let output = output.await?;
         let verified: Value = serde_json::from_slice(&output.stdout)?;
@@ -207,7 +217,7 @@ const MOMENTS: (&str, usize) = ("UNDERSTUDY_TEST_MOMENTS", 1);
 #[tokio::test(flavor = "multi_thread")]
 #[ignore = "system test: make test-system"]
 async fn any_moment_is_restored_over_takeovers() -> Result<()> {
-    let mut archived = Archived::start("repository", "15s", true).await?;
+    let mut archived = Archived::start("repository", "15s", true, None).await?;
     let mut moments = Vec::new();
     let rounds = wanted(ROUNDS)?;
     for round in 0..rounds {
@@ -307,7 +317,7 @@ fn files(directory: &Path) -> Result<Vec<PathBuf>> {
 #[tokio::test(flavor = "multi_thread")]
 #[ignore = "system test: make test-system"]
 async fn a_backup_with_one_bit_changed_or_an_object_missing_is_told() -> Result<()> {
-    let mut archived = Archived::start("rotten", "1h", false).await?;
+    let mut archived = Archived::start("rotten", "1h", false, None).await?;
     archived.stage.commits(100).await?;
     let look = async || archived.images().await;
     until("there is an image", look, |images| !images.is_empty()).await?;

@@ -18,6 +18,7 @@ use cluster::scratch::Scratch;
 use crate::mirrored::{refuses, upgrade};
 use crate::slots;
 use crate::stage::{Stage, TIMEOUT, program};
+use crate::undone;
 
 #[tokio::test(flavor = "multi_thread")]
 #[ignore = "system test: make test-versions"]
@@ -65,6 +66,24 @@ async fn postgresql_16_goes_on_with_slots_of_a_standby() -> Result<()> {
 #[ignore = "system test: make test-versions"]
 async fn postgresql_18_goes_on_with_slots_of_a_standby() -> Result<()> {
     slots::of_a_standby("standby-18", &programs_of(18)?).await
+}
+
+#[tokio::test(flavor = "multi_thread")]
+#[ignore = "system test: make test-versions"]
+async fn postgresql_16_restores_what_was_dropped() -> Result<()> {
+    undone::is_undone("dropped-16", &programs_of(16)?).await
+}
+
+#[tokio::test(flavor = "multi_thread")]
+#[ignore = "system test: make test-versions"]
+async fn postgresql_17_restores_what_was_dropped() -> Result<()> {
+    undone::is_undone("dropped-17", &programs_of(17)?).await
+}
+
+#[tokio::test(flavor = "multi_thread")]
+#[ignore = "system test: make test-versions"]
+async fn postgresql_18_restores_what_was_dropped() -> Result<()> {
+    undone::is_undone("dropped-18", &programs_of(18)?).await
 }
 
 #[tokio::test(flavor = "multi_thread")]
