@@ -3,7 +3,7 @@
 use std::time::SystemTime;
 
 use pgdata::timeline::TimelineId;
-use serde::Serialize;
+use serde::{Serialize, Serializer};
 use tokio::sync::OnceCell;
 use volume::lsn::Lsn;
 
@@ -31,8 +31,10 @@ pub struct Span {
     /// How many images are in it.
     pub images: usize,
     /// The first position.
+    #[serde(serialize_with = "as_text")]
     pub from: Lsn,
     /// The last one.
+    #[serde(serialize_with = "as_text")]
     pub to: Lsn,
     /// When the first image was begun, Unix milliseconds: every later time can be restored.
     pub from_unix_ms: u64,
@@ -55,7 +57,13 @@ pub struct Takeover {
     /// The timeline.
     pub timeline: TimelineId,
     /// Where it begins.
+    #[serde(serialize_with = "as_text")]
     pub from: Lsn,
+}
+
+/// A position as PostgreSQL writes it, and as `backup restore --to` reads it.
+fn as_text<S: Serializer>(position: &Lsn, serializer: S) -> std::result::Result<S::Ok, S::Error> {
+    serializer.collect_str(position)
 }
 
 /// Looks at what there is. Reads manifests and names, nothing else.

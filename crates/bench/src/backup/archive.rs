@@ -11,6 +11,7 @@ use cluster::Cluster;
 use cluster::clients::schema::Server;
 use cluster::clients::session::connect;
 use cluster::wait::flushed_by;
+use proxy::core::version::parse_lsn;
 use serde::Serialize;
 
 use super::step::quantile;
@@ -142,6 +143,7 @@ async fn follow(
         let end = flushed_by(&client).await.context("the active is gone")?;
         durable.push((Instant::now(), end));
         let archived = repository.log_end(cluster).await?.context("no log")?;
+        let archived = parse_lsn(&archived).context("no position")?.0;
         durable.retain(|(_, end)| end.unsigned_abs() > archived);
         let oldest = durable.first().map(|(at, _)| at.elapsed());
         lags.push(oldest.unwrap_or_default().as_secs_f64());

@@ -167,15 +167,15 @@ impl Repository {
         command
     }
 
-    /// The end of the log that it has, in bytes.
-    pub async fn log_end(&self, cluster: &Cluster) -> Result<Option<u64>> {
+    /// The end of the log that it has.
+    pub async fn log_end(&self, cluster: &Cluster) -> Result<Option<String>> {
         let at = self.path().display().to_string();
         let listed = cluster
             .run(&["timeline", "--json", "--repository", &at])
             .await?;
         let timeline: serde_json::Value = serde_json::from_str(&listed)?;
         let last = timeline["spans"].as_array().and_then(|spans| spans.last());
-        Ok(last.and_then(|span| span["to"].as_u64()))
+        Ok(last.and_then(|span| span["to"].as_str().map(str::to_owned)))
     }
 
     /// Writes the newest state into a directory, which is returned, so that a server can start there.
