@@ -291,22 +291,32 @@ impl Repository {
     }
 
     /// A segment as far as it is there; zeros behind that.
-    ///
-    /// Pieces that whoever archives has merged since the log was listed are found under their new name.
     pub(crate) async fn segment(&self, index: &LogIndex, segment: SegmentName) -> Result<Vec<u8>> {
-        match self.pieces(index, segment).await {
-            Err(Error::Missing(gone)) => {
-                let name = segment.file_name(index.size);
-                let mut listed = LogIndex::new(index.size);
-                for piece in self.names(&format!("log/{name}")).await? {
-                    listed.note(&format!("{name}/{piece}"));
-                }
-                match listed.has(segment) < index.has(segment) {
-                    true => Err(Error::Missing(gone)),
-                    false => self.pieces(&listed, segment).await,
-                }
-            }
-            read => read,
+        self.of_pieces(index, segment, async |index| {
+            self.pieces(index, segment).await
+        })
+        .await
+    }
+
+    /// Asks for something of a segment's pieces; again if whoever archives has merged them since the log was listed.
+    async fn of_pieces<T>(
+        &self,
+        index: &LogIndex,
+        segment: SegmentName,
+        ask: impl AsyncFn(&LogIndex) -> Result<T>,
+    ) -> Result<T> {
+        let gone = match ask(index).await {
+            Err(Error::Missing(gone)) => gone,
+            told => return told,
+        };
+        let name = segment.file_name(index.size);
+        let mut listed = LogIndex::new(index.size);
+        for piece in self.names(&format!("log/{name}")).await? {
+            listed.note(&format!("{name}/{piece}"));
+        }
+        match listed.has(segment) < index.has(segment) {
+            true => Err(Error::Missing(gone)),
+            false => ask(&listed).await,
         }
     }
 
@@ -328,15 +338,17 @@ impl Repository {
     pub(crate) async fn log_written(&self, log: &Log, end: Lsn) -> Result<Option<SystemTime>> {
         let Log { index, history } = log;
         let before = Lsn(end.0.saturating_sub(1));
-        let last = index.files(history, before, end).pop();
-        let piece = last.and_then(|segment| Some((segment, index.chain(segment).0.pop()?)));
-        match piece {
-            Some((segment, piece)) => {
-                let name = piece_name(segment, index.size, piece);
-                Ok(Some(self.written(&name).await?))
-            }
-            None => Ok(None),
-        }
+        let Some(segment) = index.files(history, before, end).pop() else {
+            return Ok(None);
+        };
+        self.of_pieces(index, segment, async |index| {
+            let Some(piece) = index.chain(segment).0.pop() else {
+                return Ok(None);
+            };
+            let name = piece_name(segment, index.size, piece);
+            self.written(&name).await.map(Some)
+        })
+        .await
     }
 
     /// Removes all that is there of a segment.
@@ -448,6 +460,16 @@ mod tests {
         repository.merge(&mut archiver, segment).await.unwrap();
         let read = repository.segment(&listed, segment).await.unwrap();
         assert_eq!((read[0], read[half as usize]), (1, 2));
+        // So did `timeline`.
+        let log = Log {
+            index: listed,
+            history: History::of_first(TimelineId(1)),
+        };
+        let written = repository
+            .log_written(&log, at(7, u64::from(half) + 1))
+            .await;
+        assert!(written.unwrap().is_some());
+        let Log { index: listed, .. } = log;
         repository.remove_segment(&archiver, segment).await.unwrap();
         let gone = repository.segment(&listed, segment).await;
         assert!(matches!(gone.unwrap_err(), Error::Missing(_)));
