@@ -10,7 +10,7 @@ use cluster::programs;
 
 use crate::backups::{check_all, take_over};
 use crate::repository::Archived;
-use crate::stage::TIMEOUT;
+use crate::slots::{active, ledger};
 
 const ROWS: i64 = 1000;
 
@@ -23,23 +23,17 @@ async fn a_dropped_table_is_restored_with_everything_that_was_acknowledged_befor
 /// The same with the PostgreSQL in `bin`.
 pub async fn is_undone(test: &str, bin: &Path) -> Result<()> {
     let mut archived = Archived::start(test, "15s", false, Some(bin)).await?;
-    let ask = async |archived: &mut Archived, text: &str| -> Result<String> {
-        let active = archived.stage.cluster.wait_active(TIMEOUT).await?;
-        let client = connect(&archived.stage.cluster.server(&active)?.config()).await?;
-        Ok(client.query_one(text, &[]).await?.get(0))
-    };
     let make = format!("CREATE TABLE precious AS SELECT generate_series(1, {ROWS}) AS number");
-    let active = archived.stage.cluster.wait_active(TIMEOUT).await?;
-    let client = connect(&archived.stage.cluster.server(&active)?.config()).await?;
+    let client = active(&mut archived.stage).await?;
     client.batch_execute(&make).await?;
     archived.stage.commits(100).await?;
     take_over(&mut archived.stage, 1).await?;
 
     let history = archived.stage.history()?;
     let before: Vec<(i32, i64)> = history.commits().map(|one| (one.client, one.n)).collect();
-    let position = ask(&mut archived, "SELECT pg_current_wal_insert_lsn()::text").await?;
-    let active = archived.stage.cluster.wait_active(TIMEOUT).await?;
-    let client = connect(&archived.stage.cluster.server(&active)?.config()).await?;
+    let client = active(&mut archived.stage).await?;
+    let position = client.query_one("SELECT pg_current_wal_insert_lsn()::text", &[]);
+    let position: String = position.await?.get(0);
     client.batch_execute("DROP TABLE precious").await?;
     archived.stage.commits(100).await?;
     let history = archived.end_load().await?;
@@ -50,8 +44,7 @@ pub async fn is_undone(test: &str, bin: &Path) -> Result<()> {
     let client = connect(&restored.server.config()).await?;
     let rows = client.query_one("SELECT count(*) FROM precious", &[]);
     ensure!(rows.await?.get::<_, i64>(0) == ROWS);
-    let rows = client.query("SELECT client, n FROM understudy_ledger", &[]);
-    let rows: HashSet<(i32, i64)> = rows.await?.iter().map(|r| (r.get(0), r.get(1))).collect();
+    let rows: HashSet<(i32, i64)> = ledger(&client).await?.into_iter().collect();
     let missing = before.iter().find(|one| !rows.contains(one));
     ensure!(missing.is_none(), "{missing:?} was acknowledged before");
     let later = history
