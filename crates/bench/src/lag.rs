@@ -20,11 +20,11 @@ const FAR_BEHIND: Duration = Duration::from_millis(250);
 
 /// Positions of the log that are durable and not replayed yet, with when they were first seen.
 #[derive(Debug, Default)]
-struct Ahead(VecDeque<(i64, Duration)>);
+pub struct Ahead(VecDeque<(i64, Duration)>);
 
 impl Ahead {
     /// Takes a look at `now`; how long the oldest position that is not replayed has been durable.
-    fn look(&mut self, now: Duration, durable: i64, replayed: i64) -> Duration {
+    pub fn look(&mut self, now: Duration, durable: i64, replayed: i64) -> Duration {
         while self.0.front().is_some_and(|(lsn, _)| *lsn <= replayed) {
             self.0.pop_front();
         }

@@ -9,6 +9,7 @@ use cluster::clients::schema::Server;
 use serde::{Deserialize, Serialize};
 
 use crate::pgbench::{run_pgbench, tps};
+use crate::statistics::quantile;
 
 /// What the names of pgbench's logs begin with.
 const LOG: &str = "log";
@@ -88,10 +89,7 @@ fn transactions(said: &str) -> Option<u64> {
 
 /// A quantile of sorted microseconds, in milliseconds.
 fn quantile_ms(sorted_us: &[u64], share: f64) -> f64 {
-    let last = sorted_us.len().saturating_sub(1);
-    let at = (last as f64 * share).round() as usize;
-    let us = sorted_us.get(at).copied().unwrap_or_default();
-    us as f64 / 1000.0
+    quantile(sorted_us, share) as f64 / 1000.0
 }
 
 #[cfg(test)]

@@ -33,9 +33,22 @@ impl Sample {
     }
 }
 
+/// A quantile of sorted numbers; 0 if there are none.
+pub fn quantile<N: Copy + Default>(sorted: &[N], share: f64) -> N {
+    let last = sorted.len().saturating_sub(1);
+    let at = (last as f64 * share).round() as usize;
+    sorted.get(at).copied().unwrap_or_default()
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn quantiles_are_of_the_sorted_list() {
+        assert_eq!(quantile(&[1.0, 2.0, 3.0], 0.5), 2.0);
+        assert_eq!(quantile::<f64>(&[], 0.5), 0.0);
+    }
 
     #[test]
     fn the_median_is_the_middle_or_between_the_two_in_the_middle() {

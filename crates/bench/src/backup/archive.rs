@@ -14,8 +14,8 @@ use cluster::wait::flushed_by;
 use proxy::core::version::parse_lsn;
 use serde::Serialize;
 
-use super::step::quantile;
 use super::tools::{Repository, Tool, WITHIN};
+use crate::lag::{Ahead, Spread};
 use crate::pgbench::timed;
 use crate::statistics::Sample;
 
@@ -43,19 +43,8 @@ pub struct Archiving {
     pub understudy: Sample,
     /// pgBackRest's `archive-push` does.
     pub pgbackrest: Sample,
-    /// Of the repository of `understudy backup`, meanwhile.
-    pub lag: Lag,
-}
-
-/// For how long the oldest log that the repository lacked had been durable, in seconds.
-#[derive(Debug, Clone, Serialize)]
-pub struct Lag {
-    /// How often it was looked at.
-    pub looks: usize,
-    /// The middle one.
-    pub p50_seconds: f64,
-    /// The one that all but a hundredth stay below.
-    pub p99_seconds: f64,
+    /// For how many milliseconds the oldest log that the repository of `understudy backup` lacked had been durable, meanwhile.
+    pub lag_ms: Spread,
 }
 
 /// Measures all ways in turn.
@@ -91,16 +80,11 @@ pub(super) async fn measure(
             "archiving, round {round}: {alone:.0} tps alone, {with_others:.0} with pgBackRest"
         ));
     }
-    lags.sort_by(f64::total_cmp);
     Ok(Archiving {
         nothing: Sample::of(nothing),
         understudy: Sample::of(understudy),
         pgbackrest: Sample::of(pgbackrest),
-        lag: Lag {
-            looks: lags.len(),
-            p50_seconds: quantile(&lags, 0.5),
-            p99_seconds: quantile(&lags, 0.99),
-        },
+        lag_ms: Spread::of(lags),
     })
 }
 
@@ -135,18 +119,16 @@ async fn follow(
     repository: &Repository,
     cluster: &Cluster,
     server: &Server,
-) -> Result<Vec<f64>> {
+) -> Result<Vec<u64>> {
     let client = connect(&server.config()).await?;
-    let (mut durable, mut lags): (Vec<(Instant, i64)>, _) = (Vec::new(), Vec::new());
-    let until = Instant::now() + Duration::from_secs(runs.seconds.into());
-    while Instant::now() < until {
-        let end = flushed_by(&client).await.context("the active is gone")?;
-        durable.push((Instant::now(), end));
+    let (mut ahead, mut lags) = (Ahead::default(), Vec::new());
+    let (began, length) = (Instant::now(), Duration::from_secs(runs.seconds.into()));
+    while began.elapsed() < length {
+        let durable = flushed_by(&client).await.context("the active is gone")?;
         let archived = repository.log_end(cluster).await?.context("no log")?;
         let archived = parse_lsn(&archived).context("no position")?.0;
-        durable.retain(|(_, end)| end.unsigned_abs() > archived);
-        let oldest = durable.first().map(|(at, _)| at.elapsed());
-        lags.push(oldest.unwrap_or_default().as_secs_f64());
+        let lag = ahead.look(began.elapsed(), durable, i64::try_from(archived)?);
+        lags.push(u64::try_from(lag.as_millis())?);
         tokio::time::sleep(EVERY).await;
     }
     Ok(lags)

@@ -17,12 +17,14 @@ use cluster::Cluster;
 use cluster::clients::clock::{Clock, Offset};
 use cluster::clients::history::History;
 use cluster::clients::load::{self, Load};
-use cluster::clients::schema::{self, Server};
+use cluster::clients::schema;
 use cluster::clients::session::connect;
+use cluster::clients::verify;
+use cluster::elsewhere::Elsewhere;
 use serde::Serialize;
 
+pub use self::archive::Archiving;
 use self::archive::Runs;
-pub use self::archive::{Archiving, Lag};
 pub use self::report::table;
 use self::step::Before;
 pub use self::step::Step;
@@ -90,20 +92,20 @@ pub async fn run(options: &Options, say: impl Fn(&str)) -> Result<Report> {
     let mut bench = Bench::start(options, &say).await?;
     let rest = bench.rest(options).await?;
     say(&format!("at rest: {rest:?}"));
-    let mut repositories = Vec::new();
+    let (mut repositories, mut began) = (Vec::new(), Vec::new());
     let mut tools = Vec::new();
     for tool in Tool::ALL {
         let repository =
             Repository::create(tool, &bench.cluster, &bench.active, &options.dir).await?;
-        let steps = bench.back_up(&repository, options, &rest).await?;
+        let (steps, last) = bench.back_up(&repository, options, &rest).await?;
         repository.archive_nothing(&bench.cluster).await?;
         say(&format!("{}: {steps:#?}", tool.name()));
         tools.push(Steps { tool, steps });
         repositories.push(repository);
+        began.push(last);
     }
     let history = bench.load.stop().await;
-    for (repository, measured) in repositories.iter().zip(&mut tools) {
-        let began = bench.backed_up.remove(0);
+    for ((repository, began), measured) in repositories.iter().zip(began).zip(&mut tools) {
         let steps = restore(&bench.cluster, repository, &history, began).await?;
         say(&format!("{}: {steps:#?}", repository.tool.name()));
         measured.steps.extend(steps);
@@ -136,8 +138,6 @@ struct Bench {
     load: Load,
     clock: Clock,
     database_bytes: u64,
-    /// When the last backup of each tool began.
-    backed_up: Vec<Offset>,
 }
 
 impl Bench {
@@ -174,7 +174,6 @@ impl Bench {
             active,
             clock,
             database_bytes: bytes.unsigned_abs(),
-            backed_up: Vec::new(),
         })
     }
 
@@ -192,13 +191,13 @@ impl Bench {
         Ok(client.batch_execute("CHECKPOINT").await?)
     }
 
-    /// A full backup, and two that need only what is new, if the tool has such.
+    /// A full backup, and two that need only what is new, if the tool has such; and when the last one began.
     async fn back_up(
-        &mut self,
+        &self,
         repository: &Repository,
         options: &Options,
         rest: &Step,
-    ) -> Result<Vec<Step>> {
+    ) -> Result<(Vec<Step>, Offset)> {
         let kinds: &[(&str, bool)] = match repository.tool.is_incremental() {
             true => &[
                 ("full", true),
@@ -207,7 +206,7 @@ impl Bench {
             ],
             false => &[("full", true)],
         };
-        let mut steps = Vec::new();
+        let (mut steps, mut began) = (Vec::new(), self.clock.now());
         for (number, (name, is_full)) in kinds.iter().enumerate() {
             if number > 0 {
                 tokio::time::sleep(Duration::from_secs(options.seconds.into())).await;
@@ -215,16 +214,13 @@ impl Bench {
             self.checkpoint().await?;
             let path = repository.path();
             let before = Before::now(self.clock, Some(&path))?;
-            let began = self.clock.now();
+            began = self.clock.now();
             let done = || repository.back_up(&self.cluster, &self.active, *is_full);
             tokio::task::block_in_place(done)?;
             let used = rest.cpu_seconds / rest.seconds;
             steps.push(before.until_now(name, used, Some(&self.load.history()))?);
-            if number + 1 == kinds.len() {
-                self.backed_up.push(began);
-            }
         }
-        Ok(steps)
+        Ok((steps, began))
     }
 }
 
@@ -240,9 +236,10 @@ async fn restore(
     let data = tokio::task::block_in_place(|| repository.restore(cluster))?;
     let restored = before.until_now("restore", 0.0, None)?;
     let before = Before::now(clock, None)?;
-    let server = repository.start(cluster, &data, WITHIN).await?;
+    let server = Elsewhere::start(cluster, &data, WITHIN).await?;
     let started = before.until_now("start", 0.0, None)?;
-    let known = ledger(&server.server).await?;
+    let client = connect(&server.server.config()).await?;
+    let known: HashSet<(i32, i64)> = verify::ledger(&client).await?.into_iter().collect();
     let acknowledged = history.commits().filter(|one| one.ended <= began);
     let lost = acknowledged.filter(|one| !known.contains(&(one.client, one.n)));
     let lost = lost.count();
@@ -254,11 +251,4 @@ async fn restore(
     drop(server);
     std::fs::remove_dir_all(&data)?;
     Ok(vec![restored, started])
-}
-
-async fn ledger(server: &Server) -> Result<HashSet<(i32, i64)>> {
-    let client = connect(&server.config()).await?;
-    let rows = client.query("SELECT client, n FROM understudy_ledger", &[]);
-    let rows = rows.await?;
-    Ok(rows.iter().map(|row| (row.get(0), row.get(1))).collect())
 }

@@ -39,10 +39,10 @@ pub fn table(report: &Report) -> String {
             sample.median
         ));
     }
-    let lag = &archiving.lag;
+    let lag = &archiving.lag_ms;
     out.push_str(&format!(
-        "\n  the repository is behind by {:.1} s, at 99 % by {:.1} s ({} looks)\n\n",
-        lag.p50_seconds, lag.p99_seconds, lag.looks
+        "\n  the repository is behind by {} ms, at 99 % by {} ms\n\n",
+        lag.p50, lag.p99
     ));
     out
 }

@@ -2,7 +2,6 @@
 //!
 //! Invariant: costs are differences of the counters of the whole machine, without the clients' load.
 
-use std::os::unix::fs::MetadataExt;
 use std::path::Path;
 use std::time::Instant;
 
@@ -11,6 +10,9 @@ use cluster::clients::clock::{Clock, Offset};
 use cluster::clients::history::History;
 use nix::unistd::{SysconfVar, sysconf};
 use serde::Serialize;
+
+use crate::soak::tree_bytes;
+use crate::statistics::quantile;
 
 /// One backup, restore or start.
 #[derive(Debug, Clone, Serialize)]
@@ -40,9 +42,8 @@ pub struct Before<'a> {
 
 impl<'a> Before<'a> {
     pub fn now(clock: Clock, repository: Option<&'a Path>) -> Result<Before<'a>> {
-        let sized = |path: &'a Path| anyhow::Ok((path, disk_bytes(path)?));
         Ok(Before {
-            repository: repository.map(sized).transpose()?,
+            repository: repository.map(|path| (path, tree_bytes(path))),
             cpu_seconds: cpu_seconds()?,
             since: Instant::now(),
             at: clock.now(),
@@ -60,10 +61,7 @@ impl<'a> Before<'a> {
         let seconds = self.since.elapsed().as_secs_f64();
         let until = self.clock.now();
         let cpu_seconds = cpu_seconds()? - self.cpu_seconds - used * seconds;
-        let stored = match self.repository {
-            Some((path, before)) => disk_bytes(path)?.saturating_sub(before),
-            None => 0,
-        };
+        let grown = |(path, before)| tree_bytes(path).saturating_sub(before);
         let commits = history.into_iter().flat_map(History::commits);
         let meanwhile = commits.filter(|one| self.at <= one.ended && one.ended <= until);
         let mut latencies: Vec<f64> = meanwhile
@@ -74,18 +72,11 @@ impl<'a> Before<'a> {
             name,
             seconds,
             cpu_seconds,
-            stored_bytes: stored,
+            stored_bytes: self.repository.map_or(0, grown),
             p50_ms: quantile(&latencies, 0.5),
             p99_ms: quantile(&latencies, 0.99),
         })
     }
-}
-
-/// A quantile of sorted numbers; 0 if there are none.
-pub fn quantile(sorted: &[f64], share: f64) -> f64 {
-    let last = sorted.len().saturating_sub(1);
-    let at = (last as f64 * share).round() as usize;
-    sorted.get(at).copied().unwrap_or_default()
 }
 
 /// Processor time of everything on this machine since it was started.
@@ -106,20 +97,6 @@ fn busy_ticks(text: &str) -> Option<u64> {
     busy.iter().map(|at| counts.get(*at)).sum()
 }
 
-/// Room that a directory takes on the disk.
-fn disk_bytes(directory: &Path) -> Result<u64> {
-    let mut bytes = 0;
-    for entry in std::fs::read_dir(directory)? {
-        let entry = entry?;
-        let found = entry.metadata()?;
-        bytes += match found.is_dir() {
-            true => disk_bytes(&entry.path())?,
-            false => found.blocks() * 512,
-        };
-    }
-    Ok(bytes)
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -129,11 +106,5 @@ mod tests {
         let stat = "cpu  100 1 20 4000 500 3 7 9 50 0\ncpu0 50 0 10 2000 250 1 3 4 25 0\n";
         assert_eq!(busy_ticks(stat), Some(131));
         assert_eq!(busy_ticks("cpu  100 1"), None);
-    }
-
-    #[test]
-    fn quantiles_are_of_the_sorted_list() {
-        assert_eq!(quantile(&[1.0, 2.0, 3.0], 0.5), 2.0);
-        assert_eq!(quantile(&[], 0.5), 0.0);
     }
 }

@@ -9,7 +9,7 @@ use std::time::Duration;
 use anyhow::Result;
 use cluster::Cluster;
 use cluster::clients::session::connect;
-use cluster::elsewhere::{Elsewhere, base_backup, open_directory, postgres, succeeded};
+use cluster::elsewhere::{base_backup, open_directory, postgres, succeeded};
 use serde::Serialize;
 
 /// The server's `archive_command` where the tool needs none.
@@ -198,16 +198,6 @@ impl Repository {
             }
         }
         Ok(to)
-    }
-
-    /// Starts a server on what was restored.
-    pub async fn start(
-        &self,
-        cluster: &Cluster,
-        data: &Path,
-        within: Duration,
-    ) -> Result<Elsewhere> {
-        Elsewhere::start(cluster, data, within).await
     }
 }
 

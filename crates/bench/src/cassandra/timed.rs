@@ -12,6 +12,7 @@ use tokio::task::JoinSet;
 
 use super::Load;
 use super::side::{BLOCKS, Side};
+use crate::statistics::quantile;
 
 /// Writes on their way at a time while blocks are made. Four times as many filled the lines between distant
 /// data centres until a connection's keepalive went unanswered.
@@ -40,10 +41,7 @@ pub(super) struct Run {
 impl Run {
     /// The latency that this share of the operations had at most.
     pub fn quantile_ms(&self, share: f64) -> f64 {
-        let last = self.latencies_us.len().saturating_sub(1);
-        let at = (last as f64 * share).round() as usize;
-        let found = self.latencies_us.get(at).copied();
-        f64::from(found.unwrap_or_default()) / 1000.0
+        f64::from(quantile(&self.latencies_us, share)) / 1000.0
     }
 }
 

@@ -58,7 +58,7 @@ pub fn verdict(passed: bool) -> Code {
     }
 }
 
-/// What was named, or everything.
+/// Variants that were named, or all.
 pub fn all_unless_given<T: ValueEnum + Clone>(given: Vec<T>) -> Vec<T> {
     match given.is_empty() {
         true => T::value_variants().to_vec(),

@@ -38,7 +38,7 @@ use tables::Table;
 
 pub use chart::draw;
 pub use report::{Report, table};
-pub(super) use sample::blocks_bytes;
+pub(super) use sample::{blocks_bytes, tree_bytes};
 
 /// What is run for how long.
 #[derive(Debug, Clone)]

@@ -101,8 +101,8 @@ pub fn blocks_bytes(dir: &Path) -> anyhow::Result<u64> {
     Ok(keepers.map(|keeper| tree_bytes(&keeper.path())).sum())
 }
 
-/// What a directory takes on disk; files that vanish meanwhile count nothing.
-fn tree_bytes(dir: &Path) -> u64 {
+/// Room that a directory takes on the disk; files that vanish meanwhile count nothing.
+pub fn tree_bytes(dir: &Path) -> u64 {
     use std::os::unix::fs::MetadataExt;
     let entries = std::fs::read_dir(dir).into_iter().flatten().flatten();
     let bytes = entries.map(|entry| match entry.metadata() {

@@ -117,15 +117,20 @@ pub async fn database(
     history: &History,
 ) -> anyhow::Result<(Comparison, Vec<Check>)> {
     let client = connect(&server.config()).await?;
-    let rows = client
-        .query("SELECT client, n FROM understudy_ledger", &[])
-        .await
-        .context("cannot read the ledger")?;
-    let ledger: Vec<(i32, i64)> = rows.iter().map(|row| (row.get(0), row.get(1))).collect();
-    let comparison = compare(history, &ledger);
+    let comparison = compare(history, &ledger(&client).await?);
     let mut checks = comparison.checks().to_vec();
     checks.push(balances(&client).await?);
     Ok((comparison, checks))
+}
+
+/// Reads the ledger, in order.
+///
+/// # Errors
+/// The server does not answer.
+pub async fn ledger(client: &tokio_postgres::Client) -> anyhow::Result<Vec<(i32, i64)>> {
+    let rows = client.query("SELECT client, n FROM understudy_ledger ORDER BY 1, 2", &[]);
+    let rows = rows.await.context("cannot read the ledger")?;
+    Ok(rows.iter().map(|row| (row.get(0), row.get(1))).collect())
 }
 
 /// pgbench's invariant: the same money in accounts, tellers, branches and history.

@@ -65,10 +65,7 @@ impl Moment {
     /// Checks that a copy of it has what was acknowledged before, and nothing that began behind it.
     pub async fn check(&self, restored: &Elsewhere, history: &History) -> Result<()> {
         let client = connect(&restored.server.config()).await?;
-        let rows = client
-            .query("SELECT client, n FROM understudy_ledger", &[])
-            .await?;
-        let rows: HashSet<(i32, i64)> = rows.iter().map(|row| (row.get(0), row.get(1))).collect();
+        let rows: HashSet<(i32, i64)> = verify::ledger(&client).await?.into_iter().collect();
         let missing = self.before.iter().find(|one| !rows.contains(one));
         ensure!(missing.is_none(), "{missing:?} was there at {}", self.time);
         let late = |(client, n): &&(i32, i64)| self.last.get(client).is_none_or(|last| n > last);

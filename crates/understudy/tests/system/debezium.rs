@@ -9,11 +9,12 @@ use std::sync::mpsc::{Receiver, channel};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, ensure};
+use cluster::clients::verify::ledger;
 use cluster::programs;
 use serde_json::Value;
 
 use crate::backups::{take_over, wanted};
-use crate::slots::{Row, active, decoding, follow, ledger, make};
+use crate::slots::{Row, active, decoding, follow, make};
 use crate::stage::{Stage, TIMEOUT};
 
 /// Takeovers of the test, each when the standby has the active's slots; more of them by hand.

@@ -7,6 +7,7 @@ use std::time::Duration;
 use anyhow::{Context, Result, ensure};
 use cluster::clients::schema::Server;
 use cluster::clients::session::connect;
+use cluster::clients::verify::ledger;
 use cluster::programs;
 use cluster::stock::Stock;
 use tokio::time::Instant;
@@ -42,15 +43,6 @@ pub async fn decoding(test: &str, bin: &Path) -> Result<Stage> {
 pub async fn active(stage: &mut Stage) -> Result<Client> {
     let active = stage.cluster.wait_active(TIMEOUT).await?;
     Ok(connect(&stage.cluster.server(&active)?.config()).await?)
-}
-
-pub async fn ledger(client: &Client) -> Result<Vec<Row>> {
-    let rows = client.query("SELECT client, n FROM understudy_ledger ORDER BY 1, 2", &[]);
-    Ok(rows
-        .await?
-        .iter()
-        .map(|row| (row.get(0), row.get(1)))
-        .collect())
 }
 
 /// Makes slots while no table is changed; who changes them goes on afterwards, if anybody does.

@@ -5,12 +5,13 @@ use std::path::Path;
 
 use anyhow::{Result, ensure};
 use cluster::clients::session::connect;
+use cluster::clients::verify;
 use cluster::elsewhere::open_directory;
 use cluster::programs;
 
 use crate::backups::{check_all, take_over};
 use crate::repository::Archived;
-use crate::slots::{active, ledger};
+use crate::slots::active;
 
 const ROWS: i64 = 1000;
 
@@ -44,7 +45,7 @@ pub async fn is_undone(test: &str, bin: &Path) -> Result<()> {
     let client = connect(&restored.server.config()).await?;
     let rows = client.query_one("SELECT count(*) FROM precious", &[]);
     ensure!(rows.await?.get::<_, i64>(0) == ROWS);
-    let rows: HashSet<(i32, i64)> = ledger(&client).await?.into_iter().collect();
+    let rows: HashSet<(i32, i64)> = verify::ledger(&client).await?.into_iter().collect();
     let missing = before.iter().find(|one| !rows.contains(one));
     ensure!(missing.is_none(), "{missing:?} was acknowledged before");
     let later = history
