@@ -9,6 +9,7 @@
 //! | 0 | blocks as they are, or packed as a whole |
 //! | 1 | (release 0.1) blocks as a difference from what they were, and in pieces |
 //! | 2 | nothing: from here on programs that do not look at the number, those of release 0.1, are not let in by zones |
+//! | 3 | pins and kept seals (`volume::past`): an active that does not look at them would give back what they need |
 //!
 //! A form that is new gets a number, and a [`PROTOCOL`](crate::wire::PROTOCOL), by which zones tell who reads it.
 //!
@@ -20,7 +21,7 @@ use std::fmt;
 use serde::{Deserialize, Serialize};
 
 use crate::error::{Error, ErrorKind, Result};
-use crate::wire::{PROTOCOL_OF_BASES, PROTOCOL_OF_FORMS};
+use crate::wire::{PROTOCOL_OF_BASES, PROTOCOL_OF_FORMS, PROTOCOL_OF_PINS};
 
 /// Number of the newest forms of stored data that may be written, or can be read.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
@@ -34,8 +35,10 @@ impl Forms {
     pub const RELEASE_0_1: Forms = Forms(1);
     /// Everybody looks at the number.
     pub const LOOKED_AT: Forms = Forms(2);
+    /// Every active looks at pins and kept seals before it gives anything back.
+    pub const PINS: Forms = Forms(3);
     /// The newest that this program reads and writes.
-    pub const NEWEST: Forms = Forms::LOOKED_AT;
+    pub const NEWEST: Forms = Forms::PINS;
     /// The record that has a volume's number.
     pub const RECORD: &'static str = "forms";
 
@@ -44,6 +47,7 @@ impl Forms {
         match protocol {
             ..PROTOCOL_OF_BASES => Forms::WHOLE_BLOCKS,
             PROTOCOL_OF_BASES..PROTOCOL_OF_FORMS => Forms::RELEASE_0_1,
+            PROTOCOL_OF_FORMS..PROTOCOL_OF_PINS => Forms::LOOKED_AT,
             _ => Forms::NEWEST,
         }
     }

@@ -49,6 +49,7 @@ pub mod simulation;
 mod status;
 pub mod storage;
 pub mod tls;
+mod usage;
 pub mod wire;
 pub mod writer;
 

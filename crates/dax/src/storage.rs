@@ -16,6 +16,7 @@ use crate::ids::{BlockIndex, BlockKey, Epoch, FileId, Generation, NodeName, Repl
 use crate::membership::{Change, Membership};
 pub use crate::settings::{MAX_REPLICAS, Protocol, VolumeSettings};
 pub use crate::status::{ReplicaStatus, StorageCounters};
+pub use crate::usage::{Traffic, Usage};
 
 /// Who owns the highest epoch that a quorum knows.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -423,63 +424,6 @@ pub struct Space {
     pub used_bytes: u64,
     /// Bytes that can still be written on one replica.
     pub free_bytes: u64,
-}
-
-/// Counts what a volume's clients, all together, made a replica do.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Traffic {
-    /// Blocks made durable.
-    pub writes: u64,
-    /// Bytes of them.
-    pub write_bytes: u64,
-    /// Blocks looked for.
-    pub reads: u64,
-    /// Bytes of those that were found.
-    pub read_bytes: u64,
-    /// Times that somebody waited for what was written to be durable.
-    pub syncs: u64,
-}
-
-impl Traffic {
-    /// Adds what else was done.
-    pub fn add(&mut self, more: &Traffic) {
-        self.writes += more.writes;
-        self.write_bytes += more.write_bytes;
-        self.reads += more.reads;
-        self.read_bytes += more.read_bytes;
-        self.syncs += more.syncs;
-    }
-}
-
-/// What one replica keeps of a volume, and does for it.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Usage {
-    /// Versions of blocks that are stored.
-    pub blocks: u64,
-    /// Bytes of them.
-    pub used_bytes: u64,
-    /// Since the replica's server was started.
-    pub since_start: Traffic,
-    /// In the last seconds.
-    pub recent: Traffic,
-    /// How long that is: about ten seconds, less after a start.
-    pub recent_ms: u32,
-}
-
-impl Usage {
-    /// Blocks written each second, lately.
-    pub fn writes_per_second(&self) -> f64 {
-        self.per_second(self.recent.writes)
-    }
-
-    /// Blocks read each second, lately.
-    pub fn reads_per_second(&self) -> f64 {
-        self.per_second(self.recent.reads)
-    }
-
-    fn per_second(&self, count: u64) -> f64 {
-        count as f64 * 1000.0 / f64::from(self.recent_ms.max(1))
-    }
 }
 
 #[cfg(test)]

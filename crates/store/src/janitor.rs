@@ -19,6 +19,7 @@ use parking_lot::{Condvar, Mutex};
 use crate::engine::EngineError;
 use crate::keys::{Slot, VolumeId};
 use crate::meta::Removal;
+use crate::parking::{Again, Look};
 use crate::shared::{Shared, Work};
 use crate::volume::Volume;
 
@@ -140,6 +141,9 @@ pub(crate) struct Janitor {
     shared: Arc<Shared>,
     /// Blocks of a file before this are gone already, by removals up to this number.
     gone_before: HashMap<(VolumeId, FileId), (u64, u64)>,
+    /// Wrong on purpose: what is parked is never looked at again.
+    #[cfg(test)]
+    pub(crate) parked_for_ever: bool,
 }
 
 impl Janitor {
@@ -147,6 +151,8 @@ impl Janitor {
         Janitor {
             shared,
             gone_before: HashMap::new(),
+            #[cfg(test)]
+            parked_for_ever: false,
         }
     }
 
@@ -193,6 +199,7 @@ impl Janitor {
     /// Looks at every block of a volume.
     fn scan(&self, volume: &Arc<Volume>) -> Result<(), EngineError> {
         let last = BlockKey::new(FileId(u64::MAX), u64::MAX);
+        volume.parked().clear();
         let mut drops = Drops::new(&self.shared, volume);
         if self.go_through((BlockKey::new(FileId(0), 0), last), &mut drops)? {
             drops.finish();
@@ -223,23 +230,40 @@ impl Janitor {
         Ok(true)
     }
 
-    /// Looks at the blocks written since the last time.
+    /// Looks at the blocks written since the last time, and at those that waited for an image that has left.
     fn prune(&self, volume: &Arc<Volume>) -> Result<(), EngineError> {
+        let mut drops = Drops::new(&self.shared, volume);
         let candidates = volume.take_candidates();
-        if candidates.everything {
+        let again = match &drops.retention {
+            Some(retention) => volume.parked().retain(retention),
+            None => Some(Again::default()),
+        };
+        #[cfg(test)]
+        let again = again.map(|again| match self.parked_for_ever {
+            true => Again::default(),
+            false => again,
+        });
+        let Some(again) = again.filter(|_| !candidates.everything) else {
             let scanned = self.scan(volume);
             if scanned.is_err() {
                 volume.add_everything();
             }
             return scanned;
-        }
-        let mut drops = Drops::new(&self.shared, volume);
-        for go in goes(candidates.blocks.iter().copied()) {
+        };
+        let mut blocks = candidates.blocks;
+        blocks.extend(again.blocks);
+        for go in goes(blocks.iter().copied())
+            .into_iter()
+            .chain(again.regions.iter().copied())
+        {
             match self.go_through(go, &mut drops) {
                 Ok(true) => {}
                 Ok(false) => return Ok(()),
                 Err(error) => {
-                    volume.add_candidates(candidates.blocks);
+                    volume.add_candidates(blocks);
+                    if !again.regions.is_empty() {
+                        volume.add_everything();
+                    }
                     return Err(error);
                 }
             }
@@ -262,6 +286,7 @@ impl Janitor {
                         return Ok(());
                     }
                     self.gone_before.remove(&(volume.id, file));
+                    volume.parked().forget_file(file);
                 }
             }
             Removal::Before(_, BlockIndex(0)) => {}
@@ -389,8 +414,8 @@ impl<'a> Drops<'a> {
                 ..*first
             });
         }
-        let kept = stored.iter().filter(|g| !dropped.contains(g));
-        if !is_settled(&kept.copied().collect::<Vec<_>>(), self.retention.as_ref()) {
+        let mut parked = self.volume.parked();
+        if parked.look(first.key, &stored, &dropped, self.retention.as_ref()) == Look::Again {
             self.candidates.push(first.key);
         }
     }
@@ -419,21 +444,9 @@ impl<'a> Drops<'a> {
     }
 }
 
-/// True if no later retention can drop one of these unless the block is written again: it has one
-/// version, which every image shows (the ends of images only move up).
-fn is_settled(kept: &[Generation], retention: Option<&Retention>) -> bool {
-    match (kept, retention) {
-        ([] | [Generation::SINGLE], _) => true,
-        ([one], Some(r)) => !r.images.is_empty() && r.images.iter().all(|i| i.contains(*one)),
-        _ => false,
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
-    use dax::ids::Epoch;
-    use dax::storage::Lineage;
 
     #[test]
     fn blocks_that_are_near_each_other_are_looked_at_in_one_go() {
@@ -449,23 +462,5 @@ mod tests {
         let rest = (key(1, GO_BLOCKS), key(1, GO_BLOCKS));
         assert_eq!(long, [(key(1, 0), key(1, GO_BLOCKS - 1)), rest]);
         assert_eq!(goes([]), []);
-    }
-
-    #[test]
-    fn a_block_is_settled_when_every_image_shows_its_one_version() {
-        let g = |number| Generation {
-            epoch: Epoch(1),
-            number,
-        };
-        let retention = Retention {
-            images: vec![Lineage::up_to(g(2)), Lineage::up_to(g(4))],
-        };
-        let settled = |kept: &[Generation]| is_settled(kept, Some(&retention));
-        assert!(settled(&[]));
-        assert!(settled(&[Generation::SINGLE]));
-        assert!(settled(&[g(1)]));
-        assert!(!settled(&[g(3)]), "a takeover may leave it out");
-        assert!(!settled(&[g(1), g(3)]));
-        assert!(!is_settled(&[g(1)], None));
     }
 }

@@ -44,6 +44,7 @@ mod log;
 mod meta;
 mod meter;
 mod network;
+mod parking;
 mod queue;
 mod reads;
 mod receiver;

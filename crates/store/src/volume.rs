@@ -13,13 +13,14 @@ use dax::ids::{BlockKey, Epoch, VolumeName};
 use dax::membership::Membership;
 use dax::sightings::{Runs, Sightings};
 use dax::storage::{EpochGrant, Retention, Traffic, Usage, VolumeSettings};
-use parking_lot::{Mutex, RwLock};
+use parking_lot::{Mutex, MutexGuard, RwLock};
 
 use crate::engine::{Engine, EngineError};
 use crate::error::OpenError;
 use crate::keys::{VolumeId, decode_record};
 use crate::meta::{self, Forgiven, VolumeMeta};
 use crate::meter::Meter;
+use crate::parking::Parked;
 
 /// Above this many candidates, about 16 MiB, a volume is scanned whole instead.
 const MAX_CANDIDATES: usize = 500_000;
@@ -41,6 +42,7 @@ pub(crate) struct Volume {
     retention: Mutex<Option<Retention>>,
     slots: AtomicU64,
     candidates: Mutex<Candidates>,
+    parked: Mutex<Parked>,
     opened: Instant,
     meter: Mutex<Meter>,
     /// Bytes of answers that wait for its clients.
@@ -196,6 +198,7 @@ impl Volume {
             used_bytes: self.used_bytes(),
             since_start,
             recent,
+            past_blocks: self.parked().images().map(|(_, versions)| versions).sum(),
             recent_ms: u32::try_from(window.as_millis()).unwrap_or(u32::MAX),
         }
     }
@@ -232,6 +235,11 @@ impl Volume {
         let mut candidates = self.candidates.lock();
         candidates.blocks.clear();
         candidates.everything = true;
+    }
+
+    /// Blocks that wait for an image to leave.
+    pub fn parked(&self) -> MutexGuard<'_, Parked> {
+        self.parked.lock()
     }
 
     /// Takes the candidates out.
@@ -323,6 +331,7 @@ impl Volumes {
             retention: Mutex::new(None),
             slots: AtomicU64::new(0),
             candidates: Mutex::default(),
+            parked: Mutex::default(),
             opened: Instant::now(),
             meter: Mutex::default(),
             waiting_bytes: AtomicUsize::new(0),

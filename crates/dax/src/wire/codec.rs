@@ -87,6 +87,7 @@ impl Encoder<'_> {
         self.traffic(&v.since_start);
         self.traffic(&v.recent);
         self.u32(v.recent_ms);
+        self.u64(v.past_blocks);
     }
     fn traffic(&mut self, v: &Traffic) {
         let counts = [v.writes, v.write_bytes, v.reads, v.read_bytes, v.syncs];
@@ -248,6 +249,8 @@ impl Decoder {
             since_start: self.traffic()?,
             recent: self.traffic()?,
             recent_ms: self.u32()?,
+            // Since protocol 6.
+            past_blocks: if self.0.is_empty() { 0 } else { self.u64()? },
         })
     }
 

@@ -159,3 +159,19 @@ impl<R: AsyncRead + Unpin> FrameReader<R> {
         Ok(body.freeze())
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn lengths_out_of_range_are_refused_before_memory_is_taken() {
+        for len in [0u32, 8, MAX_FRAME_BYTES as u32 + 1, u32::MAX] {
+            let error = read_frame(&mut &len.to_le_bytes()[..], MAX_FRAME_BYTES).unwrap_err();
+            assert_eq!(error.kind(), std::io::ErrorKind::InvalidData, "{len}");
+        }
+        assert!(read_frame(&mut &[][..], MAX_FRAME_BYTES).unwrap().is_none());
+        let error = read_frame(&mut &[9u8, 0][..], MAX_FRAME_BYTES).unwrap_err();
+        assert_eq!(error.kind(), std::io::ErrorKind::UnexpectedEof);
+    }
+}

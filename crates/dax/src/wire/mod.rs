@@ -47,13 +47,17 @@ use crate::ids::{BlockKey, Generation, Version};
 ///
 /// 2: a zone says which store it is. 3: and who the volume's members are. 4: a write may begin with what the zone
 /// has already ([`Base`]). 5: a client looks at the number of [`Forms`](crate::forms::Forms), and reads those up to 2.
-pub const PROTOCOL: u16 = 5;
+/// 6: and those up to 3.
+pub const PROTOCOL: u16 = 6;
 
 /// The first version in which a write may have a [`Base`].
 pub const PROTOCOL_OF_BASES: u16 = 4;
 
 /// The first version whose speakers look at the number of [`Forms`](crate::forms::Forms) of a volume.
 pub const PROTOCOL_OF_FORMS: u16 = 5;
+
+/// The first version whose speakers read [`Forms::PINS`](crate::forms::Forms::PINS).
+pub const PROTOCOL_OF_PINS: u16 = 6;
 
 /// The largest value of a record, in bytes.
 pub const MAX_RECORD_BYTES: usize = 1 << 20;

@@ -45,9 +45,10 @@ impl Schedule {
                 .filter(|(k, g)| *k == key && image.contains(*g));
             places.map(|(_, g)| *g).max() == Some(generation)
         };
-        let end = self.images.iter().map(|image| image.end()).max();
+        let images = || self.seals.iter().chain(&self.pins);
+        let end = images().map(|image| image.end()).max();
         let above = end.is_none_or(|end| generation > end) && self.line.contains(generation);
-        above || self.images.iter().any(shown_by)
+        above || images().any(shown_by)
     }
 
     /// True if a copy there can be mended: others have it, or somebody will send it.
@@ -190,6 +191,12 @@ impl Schedule {
 
     /// In the end all have the same, nothing of what was removed by the last owner, and count right.
     pub fn check_equal(&mut self) -> Checked {
+        // What came after the last retention is looked at with the next. What pins alone have kept goes with it.
+        self.pins.clear();
+        let newest = self.owners.len() - 1;
+        if !self.owners[newest].images.is_empty() {
+            self.retain(newest);
+        }
         for r in 0..REPLICAS {
             // Twice: what the first look puts aside, the second drops.
             for _ in 0..3 {
@@ -212,7 +219,31 @@ impl Schedule {
                 return Err(format!("{} in {}: {found:?}", place.0, place.1));
             }
         }
-        self.check_removed()
+        self.check_removed()?;
+        self.check_pruned()
+    }
+
+    /// No replica has a version that it may give back.
+    fn check_pruned(&self) -> Checked {
+        for (r, replica) in self.replicas.iter().enumerate() {
+            let Some(retention) = replica.retention() else {
+                continue;
+            };
+            let stored = replica.engine.stored();
+            let slots: Vec<&Slot> = stored.keys().filter(|slot| slot.key.file == DATA).collect();
+            for of_block in slots.chunk_by(|a, b| a.key == b.key) {
+                let versions: Vec<Generation> =
+                    of_block.iter().map(|slot| slot.generation).collect();
+                let dropped = dax::replica::prune(&versions, &retention);
+                if !dropped.is_empty() {
+                    let key = of_block[0].key;
+                    return Err(format!(
+                        "replica {r} still has {dropped:?} of {key}, which no image shows"
+                    ));
+                }
+            }
+        }
+        Ok(())
     }
 
     /// Files that every replica was told to remove are gone.

@@ -35,16 +35,24 @@ pub(crate) enum Flaw {
     BaseBelieved,
     /// A write is refused because what it begins with cannot be read.
     BaseHoldsUp,
+    /// An owner that seals does not say that pinned images are needed.
+    // hazard: PAST-3
+    PinForgotten,
+    /// Parked blocks are not looked at when their image leaves.
+    // hazard: PAST-6
+    ParkedForEver,
 }
 
 impl Flaw {
     /// All of them.
-    pub const ALL: [Flaw; 6] = [
+    pub const ALL: [Flaw; 8] = [
         Flaw::UnreadableIsDamage,
         Flaw::MetaNumberAlone,
         Flaw::RebuildingAcksCount,
         Flaw::UndoneForgotten,
         Flaw::BaseBelieved,
         Flaw::BaseHoldsUp,
+        Flaw::PinForgotten,
+        Flaw::ParkedForEver,
     ];
 }

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use dax::ids::{StoreId, VolumeName};
-use dax::storage::EpochGrant;
+use dax::storage::{EpochGrant, Retention};
 use dax::wire::{Request, Response};
 
 use super::Flaw;
@@ -104,9 +104,11 @@ impl Replica {
         committer.undone_forgotten = self.flaw == Some(Flaw::UndoneForgotten);
         committer.base_believed = self.flaw == Some(Flaw::BaseBelieved);
         committer.base_holds_up = self.flaw == Some(Flaw::BaseHoldsUp);
+        let mut janitor = Janitor::new(shared.clone());
+        janitor.parked_for_ever = self.flaw == Some(Flaw::ParkedForEver);
         self.process = Some(Process {
             committer,
-            janitor: Janitor::new(shared.clone()),
+            janitor,
             conns: BTreeMap::new(),
             shared,
         });
@@ -138,6 +140,11 @@ impl Replica {
     /// What it has accepted.
     pub fn grant(&self) -> Option<EpochGrant> {
         self.volume().map(|volume| volume.grant())
+    }
+
+    /// Its retention, if it was told one.
+    pub fn retention(&self) -> Option<Retention> {
+        self.volume().and_then(|volume| volume.retention())
     }
 
     /// How many slots it counts.

@@ -48,9 +48,10 @@ pub(super) struct Schedule {
     pub told_to_remove: [BTreeSet<FileId>; REPLICAS],
     /// Replicas that lost their disk, until they have been rebuilt.
     pub lost: [bool; REPLICAS],
-    /// The image that the newest owner writes, and the last seals.
+    /// The image that the newest owner writes, the last seals, and the images that are pinned.
     pub line: Lineage,
-    pub images: Vec<Lineage>,
+    pub seals: Vec<Lineage>,
+    pub pins: Vec<Lineage>,
     /// A quorum was read that lacks what was synced.
     pub misread: Option<String>,
     /// The highest epoch that was owned.
@@ -107,7 +108,8 @@ impl Schedule {
             misread: None,
             epoch: Epoch::NONE,
             base: Lineage(Vec::new()),
-            images: Vec::new(),
+            seals: Vec::new(),
+            pins: Vec::new(),
             next_conn: 1,
             next_number: 1 << 40,
             stores: REPLICAS as u64,
@@ -284,6 +286,7 @@ impl Schedule {
             14 => self.replicas[r].tidy(),
             15 if self.replicas[r].is_up() => Engine::checkpoint(&self.replicas[r].engine).unwrap(),
             16 if self.chance(30) => self.remove(o),
+            16 => self.pin(newest),
             17 => {
                 if self.scrub(newest).is_some() {
                     let epoch = self.owners[newest].epoch;

@@ -29,7 +29,8 @@ impl Schedule {
             let version = version.or_default();
             *version = entry.version.unwrap_or_default().max(*version);
         }
-        let images = self.owners[o].images.clone();
+        let mut images = self.owners[o].images.clone();
+        images.extend(self.pins.iter().cloned());
         for (key, generations) in newest {
             let stored: Vec<Generation> = generations.keys().copied().collect();
             let dropped = prune(

@@ -13,6 +13,8 @@ const SIMULATION: Simulation<Flaw> = Simulation {
         ("takeovers", 200),
         ("seals", 100),
         ("files removed", 20),
+        ("pins", 100),
+        ("pins dropped", 50),
         ("scrubs", 100),
         ("copies mended", 100),
         ("replicas rebuilt", 20),

@@ -5,12 +5,15 @@ use dax::storage::Retention;
 use dax::wire::{Request, Response, StoredBlock};
 use rand::Rng;
 
+use super::Flaw;
 use super::owner::{Link, Owner, REPLICAS, SYNC, block_write};
 use super::replica::Replica;
 use super::schedule::{DATA, Schedule};
 
 /// Blocks of each file.
 const BLOCKS: u64 = 4;
+/// Images that are pinned at a time, at most.
+const PINS: usize = 3;
 
 impl Schedule {
     /// Connects an owner with a replica, which is told its epoch and what it lacks.
@@ -153,13 +156,13 @@ impl Schedule {
             }
         }
         self.owners
-            .push(Owner::new(epoch, line, self.images.clone()));
+            .push(Owner::new(epoch, line, self.seals.clone()));
         let o = self.owners.len() - 1;
         for r in 0..REPLICAS {
             self.connect(o, r);
         }
         self.promote(o, &accepted);
-        if !self.images.is_empty() {
+        if !self.seals.is_empty() {
             self.retain(o);
         }
     }
@@ -223,7 +226,7 @@ impl Schedule {
         if owner.images.len() > 2 {
             owner.images.remove(0);
         }
-        self.images.clone_from(&owner.images);
+        self.seals.clone_from(&owner.images);
         self.base = sealed;
         self.coverage.one("seals");
         self.retain(o);
@@ -231,9 +234,28 @@ impl Schedule {
 
     pub(super) fn retain(&mut self, o: usize) {
         let epoch = self.owners[o].epoch;
-        let images = self.owners[o].images.clone();
+        let mut images = self.owners[o].images.clone();
+        if self.flaw != Some(Flaw::PinForgotten) {
+            images.extend(self.pins.iter().cloned());
+        }
         let retention = Retention { images };
         self.tell_all(o, &Request::Retain { epoch, retention });
+    }
+
+    /// Pins the last seal, or drops a pin; as the newest owner finds it when it looks.
+    pub(super) fn pin(&mut self, o: usize) {
+        if self.owners[o].epoch < self.epoch {
+            return;
+        }
+        if self.pins.len() < PINS && self.chance(60) {
+            self.coverage.one("pins");
+            self.pins.extend(self.seals.last().cloned());
+        } else if !self.pins.is_empty() {
+            let at = self.rng.random_range(0..self.pins.len());
+            self.pins.remove(at);
+            self.coverage.one("pins dropped");
+            self.retain(o);
+        }
     }
 
     /// Gives the file of single blocks back, and goes on in another.

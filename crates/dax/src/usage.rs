@@ -1,0 +1,63 @@
+//! Room that a volume takes on a replica, and the work that its clients make there.
+
+use serde::{Deserialize, Serialize};
+
+/// Counts what a volume's clients, all together, made a replica do.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Traffic {
+    /// Blocks made durable.
+    pub writes: u64,
+    /// Bytes of them.
+    pub write_bytes: u64,
+    /// Blocks looked for.
+    pub reads: u64,
+    /// Bytes of those that were found.
+    pub read_bytes: u64,
+    /// Times that somebody waited for what was written to be durable.
+    pub syncs: u64,
+}
+
+impl Traffic {
+    /// Adds what else was done.
+    pub fn add(&mut self, more: &Traffic) {
+        self.writes += more.writes;
+        self.write_bytes += more.write_bytes;
+        self.reads += more.reads;
+        self.read_bytes += more.read_bytes;
+        self.syncs += more.syncs;
+    }
+}
+
+/// What one replica keeps of a volume, and does for it.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Usage {
+    /// Versions of blocks that are stored.
+    pub blocks: u64,
+    /// Bytes of them.
+    pub used_bytes: u64,
+    /// Since the replica's server was started.
+    pub since_start: Traffic,
+    /// In the last seconds.
+    pub recent: Traffic,
+    /// How long that is: about ten seconds, less after a start.
+    pub recent_ms: u32,
+    /// Versions of blocks that are stored because an image shows them, each with a newer one beside it.
+    #[serde(default)]
+    pub past_blocks: u64,
+}
+
+impl Usage {
+    /// Blocks written each second, lately.
+    pub fn writes_per_second(&self) -> f64 {
+        self.per_second(self.recent.writes)
+    }
+
+    /// Blocks read each second, lately.
+    pub fn reads_per_second(&self) -> f64 {
+        self.per_second(self.recent.reads)
+    }
+
+    fn per_second(&self, count: u64) -> f64 {
+        count as f64 * 1000.0 / f64::from(self.recent_ms.max(1))
+    }
+}
