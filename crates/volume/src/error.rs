@@ -54,6 +54,9 @@ pub enum Error {
     /// The claim of this standby was given up, so what it stands on may be gone: it must attach afresh.
     #[error("this standby's claim was given up: what it stands on may not be kept any more")]
     ClaimLost,
+    /// The image that was asked for was not kept, or was given up while a pin on it was being made.
+    #[error("the image is not kept any more: choose another one")]
+    NotKept,
     /// A stored journal, snapshot or seal is invalid.
     #[error("damaged volume: {0}")]
     Damaged(String),

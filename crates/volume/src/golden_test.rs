@@ -14,6 +14,7 @@ use crate::lists;
 use crate::lsn::Lsn;
 use crate::namespace::op::{self, Op};
 use crate::namespace::{Cut, Inode};
+use crate::past::{Index, KeptSeal, Pin, PinState};
 use crate::seal::Seal;
 use crate::view::{FileKind, Timestamp};
 
@@ -220,4 +221,56 @@ fn golden_claims_are_understood() {
         ("south".to_owned(), Lsn(0x0300_0028))
     );
     assert!(!claim.everything && claim.images.len() == 1);
+}
+
+#[test]
+fn golden_records_of_the_past_are_understood() {
+    let read = |name: &str| std::fs::read(file(name)).unwrap();
+    let kept = KeptSeal::parse("past/1/g3", &read("past-1.json")).unwrap();
+    let seal = kept.seal();
+    assert_eq!(seal.payload, [&[0xde, 0xad][..], &[0; 6]].concat());
+    assert_eq!((seal.at, seal.newest_file), (Some(AT), Some(FileId(77))));
+    assert_eq!(KeptSeal::new(seal), kept, "and the same is written");
+    let index = Index::parse(Some(&read("past-index-1.json"))).unwrap();
+    let index = index.unwrap();
+    assert_eq!(index.dropped, ["one"]);
+    let [image] = &index.images[..] else {
+        panic!("there is one");
+    };
+    assert_eq!((image.at, image.blocks, image.closed), (AT, Some(9), true));
+    assert_eq!(image.files().collect::<Vec<_>>(), [FileId(78), FileId(79)]);
+    let pin = Pin::parse("pin/one", &read("pin-1.json")).unwrap();
+    assert_eq!((pin.state, pin.number), (PinState::Kept, 3));
+    assert_eq!((pin.log, pin.newest_file), (Some(Lsn(50)), FileId(80)));
+    assert_eq!(pin.generation(), image.generation);
+    // What is no such record is refused, and so is what a later release writes.
+    type Read = fn(&[u8]) -> bool;
+    let readers: [(&str, Read); 3] = [
+        ("past-1.json", |b| KeptSeal::parse("past/x", b).is_ok()),
+        ("past-index-1.json", |b| Index::parse(Some(b)).is_ok()),
+        ("pin-1.json", |b| Pin::parse("pin/x", b).is_ok()),
+    ];
+    for (name, read_back) in readers {
+        let bytes = read(name);
+        assert!(read_back(&bytes));
+        assert!(!read_back(&bytes[..bytes.len() / 2]) && !read_back(b"{}"));
+        let text = String::from_utf8(bytes).unwrap();
+        for (from, to) in [
+            ("\"format\": 1", "\"format\": 2"),
+            (
+                "\"generation\": {\"epoch\": 1",
+                "\"generation\": {\"epoch\": 2",
+            ),
+        ] {
+            let other = text.replace(from, to);
+            assert!(other != text && !read_back(other.as_bytes()), "{name} {to}");
+        }
+    }
+    let text = String::from_utf8(read("past-1.json")).unwrap();
+    for (from, to) in [
+        ("\"zeros\": 6", "\"zeros\": 9000000000"),
+        ("\"at\": 900", "\"at\": 899"),
+    ] {
+        assert!(KeptSeal::parse("past/x", text.replace(from, to).as_bytes()).is_err());
+    }
 }

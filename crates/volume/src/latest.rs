@@ -41,6 +41,8 @@ pub async fn format(storage: &Arc<dyn Storage>, root: Ownership, now: Timestamp)
         redo: Lsn::ZERO,
         end: Lsn::ZERO,
         lists: Vec::new(),
+        at: Some(now),
+        newest_file: Some(file),
         payload: Vec::new(),
     };
     seal::put_seals(storage, std::slice::from_ref(&seal)).await?;

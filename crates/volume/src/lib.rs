@@ -14,7 +14,7 @@
 //! - only the owner of the volume's epoch changes blocks, journal and seals; what a standby writes stays in its overlay
 //!   until it owns an epoch itself;
 //! - a seal is put when everything of its generation is durable, and what it names is never changed afterwards;
-//! - what a claim needs is not given back.
+//! - what a seal, a claim, a pin or the [`past`] needs is not given back.
 //!
 //! This room knows nothing of PostgreSQL: which class a path belongs to is told to it through
 //! [`layout::Layout`], and what happens around a checkpoint is decided in `pgdata`.
@@ -61,6 +61,7 @@ pub mod log_history;
 pub mod log_syncs;
 pub mod lsn;
 pub mod namespace;
+pub mod past;
 pub mod private;
 pub mod recent_log;
 pub mod seal;

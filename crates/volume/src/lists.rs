@@ -205,7 +205,7 @@ pub async fn read(storage: &Arc<dyn Storage>, list: &ListRef) -> Result<Option<V
 
 /// Reads a list; `None` if it is not there any more. What cannot be read is not worth an error: then
 /// quorums are asked.
-async fn load(storage: &Arc<dyn Storage>, list: &ListRef) -> Result<Option<BlockList>> {
+pub(crate) async fn load(storage: &Arc<dyn Storage>, list: &ListRef) -> Result<Option<BlockList>> {
     let read = match bytes_file::load(storage, list.file, list.bytes).await {
         Ok(bytes) => decode(&bytes, list.to),
         Err(e) => Err(e),

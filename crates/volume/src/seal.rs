@@ -14,6 +14,7 @@ use crate::lists::ListRef;
 use crate::lsn::Lsn;
 use crate::namespace::Namespace;
 use crate::snapshot::{self, SnapshotRef};
+use crate::view::Timestamp;
 
 /// The record that holds the seals.
 pub const SEALS_RECORD: &str = "seals";
@@ -39,6 +40,12 @@ pub struct Seal {
     /// empty if that is not known.
     #[serde(default)]
     pub lists: Vec<ListRef>,
+    /// When it was cut, by the active's clock; seals of release 0.1 do not say.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub at: Option<Timestamp>,
+    /// The image has no file with a higher id; seals of release 0.1 do not say.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub newest_file: Option<FileId>,
     /// What `pgdata` must remember with the seal.
     #[serde(with = "hex")]
     pub payload: Vec<u8>,
@@ -49,6 +56,12 @@ impl Seal {
     pub fn files(&self) -> impl Iterator<Item = FileId> + '_ {
         let lists = self.lists.iter().map(|list| list.file);
         std::iter::once(self.snapshot.file).chain(lists)
+    }
+
+    /// The highest id of a file that the image or the seal itself needs.
+    pub fn newest_needed(&self) -> FileId {
+        let newest = self.newest_file.unwrap_or(FileId(u64::MAX));
+        self.files().fold(newest, FileId::max)
     }
 
     /// True if this image is an earlier one and what was written since. It is not if a takeover began
@@ -198,6 +211,8 @@ mod tests {
             redo: Lsn(0),
             end: Lsn(0),
             lists: Vec::new(),
+            at: None,
+            newest_file: None,
             payload: Vec::new(),
         }
     }

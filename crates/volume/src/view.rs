@@ -46,6 +46,16 @@ impl From<SystemTime> for Timestamp {
     }
 }
 
+impl From<Timestamp> for SystemTime {
+    fn from(time: Timestamp) -> SystemTime {
+        let from_1970 = Duration::from_nanos(time.0.unsigned_abs());
+        match time.0 < 0 {
+            true => UNIX_EPOCH - from_1970,
+            false => UNIX_EPOCH + from_1970,
+        }
+    }
+}
+
 /// What an inode is.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, serde::Serialize, serde::Deserialize)]
 pub enum FileKind {

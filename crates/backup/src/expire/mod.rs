@@ -10,7 +10,6 @@
 //! `log_for`; a piece that an image has stays, whoever copies at the same time (`repository::work`); where an image cannot be
 //! read, no piece is removed.
 
-mod policy;
 #[cfg(test)]
 mod tests;
 
@@ -21,12 +20,12 @@ use pgdata::segment::SegmentName;
 use tokio::sync::OnceCell;
 use volume::lsn::Lsn;
 
-pub use self::policy::Keep;
 use crate::error::{Error, Result};
 use crate::log::Log;
 use crate::manifest::{self, ImageId, Manifest};
 use crate::repository::work::Work;
 use crate::repository::{ChunkId, Repository, random_name};
+pub use volume::past::Keep;
 
 /// Pieces that are removed between two looks at whether the work counts as gone.
 const BATCH: usize = 1000;

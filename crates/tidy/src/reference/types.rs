@@ -25,6 +25,7 @@ const WORDS: &[(&str, &str)] = &[
     ("NodeName", "name"),
     ("VolumeName", "name"),
     ("Table", "table"),
+    ("Keep", "text"),
 ];
 
 /// Shape of a field's type.

@@ -12,9 +12,11 @@
 
 mod core;
 mod inherited;
+mod kept;
 mod locks;
 mod names;
 mod observer;
+mod past;
 mod read;
 mod reclaim;
 mod scrub;
@@ -37,6 +39,8 @@ use tokio::sync::watch;
 
 use self::core::Core;
 pub use self::inherited::{Inherited, InheritedBase, InheritedBlocks};
+use self::kept::Past;
+pub use self::kept::{Clock, PastStatus};
 use self::locks::{FileLocks, Tickets};
 pub use self::observer::{NoObserver, WriteObserver};
 pub use self::seal::CutImage;
@@ -102,6 +106,7 @@ pub(super) struct Inner {
     controlling: tokio::sync::Mutex<()>,
     sealing: tokio::sync::Mutex<()>,
     reclaiming: tokio::sync::Mutex<()>,
+    past: Past,
     /// See [`Latest::log_is_fixed`].
     log_fixed: bool,
     /// The old log that was read ahead last.
@@ -189,6 +194,7 @@ impl ActiveView {
             controlling: tokio::sync::Mutex::new(()),
             sealing: tokio::sync::Mutex::new(()),
             reclaiming: tokio::sync::Mutex::new(()),
+            past: Past::default(),
             log_fixed: latest.log_fixed,
             log_ahead: tokio::sync::Mutex::new((FileId(0), 0..0)),
             sealed: watch::Sender::new(last_sealed),

@@ -15,6 +15,7 @@ use super::ActiveView;
 use super::read::epoch_of;
 use crate::error::Result;
 use crate::namespace::{JOURNAL, Namespace, ROOT};
+use crate::past::Pin;
 use crate::seal::{Base, Seal};
 
 impl ActiveView {
@@ -32,7 +33,10 @@ impl ActiveView {
         for seal in &seals {
             namespaces.push(Base::load(&inner.storage, seal).await?.namespace);
         }
-        let known = Known::new(inner.epoch, namespaces, seals.iter().flat_map(Seal::files));
+        let (index, pins) = inner.everything_past().await?;
+        let pinned: Vec<Seal> = pins.iter().map(Pin::seal).collect();
+        let files = seals.iter().chain(&pinned).flat_map(Seal::files);
+        let known = Known::new(inner.epoch, namespaces, files.chain(index.files()));
         let is_garbage = Box::new(move |file| known.is_garbage(file));
         Ok(Scrub::new(Arc::clone(&inner.storage), is_garbage))
     }

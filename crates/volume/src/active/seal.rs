@@ -16,6 +16,7 @@ use crate::namespace::Namespace;
 use crate::namespace::op::Op;
 use crate::seal::{self, KEPT_SEALS, Seal};
 use crate::snapshot::{self, SnapshotRef};
+use crate::view::Timestamp;
 
 /// A new snapshot is written once the journal since the last one is longer than this and than the
 /// snapshot itself.
@@ -32,6 +33,10 @@ pub struct CutImage {
     pub place: Chained,
     /// The namespace at this point.
     pub namespace: Namespace,
+    /// When that was.
+    pub at: Timestamp,
+    /// No file of the image has a higher id.
+    pub newest_file: FileId,
 }
 
 impl ActiveView {
@@ -66,6 +71,8 @@ impl ActiveView {
             lineage: inner.lineage.truncated(generation),
             place: inner.journal.end(),
             namespace: core.namespace.clone(),
+            at: inner.past.now(),
+            newest_file: FileId::new(inner.epoch, core.next_file),
         })
     }
 
@@ -86,8 +93,9 @@ impl ActiveView {
         let blocks = async { Ok(inner.storage.csync(SyncScope::Volume).await?) };
         let journal = inner.journal.flush_to(cut.place.at);
         let list = inner.list_for(cut.generation);
-        let ((), (), list) = tokio::try_join!(journal, blocks, list)?;
         let mut seals = inner.core.lock().seals.clone();
+        let past = inner.keep_leaving(&seals);
+        let ((), (), list, ()) = tokio::try_join!(journal, blocks, list, past)?;
         let sealed = Seal {
             snapshot: inner.snapshot_for(&cut, seals.last()).await?,
             lists: with_list(&seals, list),
@@ -96,6 +104,8 @@ impl ActiveView {
             journal: cut.place.at,
             redo,
             end,
+            at: Some(cut.at),
+            newest_file: Some(cut.newest_file),
             payload,
         };
         seals.push(sealed.clone());
@@ -103,7 +113,7 @@ impl ActiveView {
             .drain(..seals.len().saturating_sub(KEPT_SEALS))
             .collect();
         seal::put_seals(&inner.storage, &seals).await?;
-        inner.replace_seals(seals, &gone)?;
+        inner.replace_seals(seals, &gone).await?;
         inner.sealed.send_replace(sealed.generation);
         let inner = inner.clone();
         tokio::spawn(async move { inner.reclaim_quietly().await });
@@ -158,12 +168,15 @@ impl Inner {
     }
 
     /// Takes the new seals over; files that only the gone ones named go to the removed files.
-    fn replace_seals(&self, seals: Vec<Seal>, gone: &[Seal]) -> Result<()> {
-        let mut core = self.core.lock();
+    async fn replace_seals(&self, seals: Vec<Seal>, gone: &[Seal]) -> Result<()> {
         let mut ids: Vec<FileId> = gone.iter().flat_map(Seal::files).collect();
         ids.sort_unstable();
         ids.dedup();
+        let past = self.past.index.lock().await;
+        let mut core = self.core.lock();
         ids.retain(|id| seals.iter().flat_map(Seal::files).all(|file| file != *id));
+        let kept = past.as_ref().map(|index| index.files().collect::<Vec<_>>());
+        ids.retain(|id| kept.as_ref().is_none_or(|kept| !kept.contains(id)));
         if let Some(last) = seals.last() {
             core.writes.sealed(last.generation);
         }

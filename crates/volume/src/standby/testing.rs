@@ -185,6 +185,8 @@ impl Builder {
                 },
                 redo: Lsn(redo),
                 end: Lsn(end),
+                at: None,
+                newest_file: None,
                 lists: Vec::new(),
                 payload: Vec::new(),
             },

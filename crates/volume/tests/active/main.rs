@@ -12,5 +12,7 @@ mod journal;
 mod model;
 mod names;
 mod ordered;
+mod past;
+mod past_model;
 mod seals;
 mod yielding;

@@ -71,11 +71,17 @@ pub(crate) enum Flaw {
     // hazard: WAL-2
     /// A timeline is shown although the log before its fork is not.
     TimelineBeforeItsLog,
+    // hazard: PAST-3
+    /// The reclaimer does not look at pins.
+    PinsIgnored,
+    // hazard: PAST-2
+    /// A pin stands although its seal was not looked for after it was put.
+    PinUnchecked,
 }
 
 impl Flaw {
     /// All of them.
-    pub const ALL: [Flaw; 29] = [
+    pub const ALL: [Flaw; 31] = [
         Flaw::PastTheLimit,
         Flaw::MovedTooEarly,
         Flaw::RestartedInPlace,
@@ -105,6 +111,8 @@ impl Flaw {
         Flaw::EndOfTheDurable,
         Flaw::DeadLogShown,
         Flaw::TimelineBeforeItsLog,
+        Flaw::PinsIgnored,
+        Flaw::PinUnchecked,
     ];
 }
 

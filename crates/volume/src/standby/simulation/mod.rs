@@ -48,7 +48,7 @@
 //! | `LatestNamesLeft` | 0 | switch |
 //! | `LatestSizesLeft` | 29 | switch |
 //! | `ControlNotPublished` | 0 | control file |
-//! | `SealedBeforeSync` | 10 | queries |
+//! | `SealedBeforeSync` | 10 | kept images |
 //! | `EndBeforeCut` | 66 | queries |
 //! | `KeptFromEarlier` | 2263 | queries |
 //! | `AnswersAfterSleep` | 180 | queries |
@@ -59,6 +59,8 @@
 //! | `EndOfTheDurable` | 174 | queries |
 //! | `DeadLogShown` | 2 | the chain of the log |
 //! | `TimelineBeforeItsLog` | 1 | the chain of the log |
+//! | `PinsIgnored` | 82 | kept images |
+//! | `PinUnchecked` | 18 | kept images |
 //!
 //! In half of the histories backends hesitate where a checkpoint may come between with consequences
 //! (`DroppedWithoutVersion` and `NamesTaken` are about that).
@@ -76,6 +78,9 @@
 //!
 //! In another one of eight standbys sleep now and then, and the active may give up what they claim meanwhile, or another
 //! node take their name: when they wake up they answer as ever, or notice; nothing in between (`AnswersAfterSleep`).
+//!
+//! In another one of eight images are pinned and kept by a policy (`pinned`), and read to the last as they did when they were
+//! sealed (`PinsIgnored`, `PinUnchecked`).
 //!
 //! A move may be tried in the middle of a record as well, as it is when redo is taken to be at rest: redo
 //! at rest is redo that has applied all that is shown (`RestByFeedback`).
@@ -112,6 +117,7 @@ mod layout;
 mod log;
 mod ordered;
 mod page;
+mod pinned;
 mod pool;
 mod redo;
 mod schedule;
@@ -120,4 +126,5 @@ mod standby;
 mod task;
 mod tests;
 mod trace;
+mod tree;
 mod work;

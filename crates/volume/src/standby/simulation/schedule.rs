@@ -21,9 +21,11 @@ use super::flaw::Flaw;
 use super::layout::{CONTROL, ModelLayout};
 use super::log::{Standing, Truth};
 use super::page::{PAGE_BYTES, directory};
+use super::pinned::Pinned;
 use super::sleep::Sleep;
 use super::standby::{Attach, Standby};
 use super::trace::say;
+use super::tree::{check_exact, contents, tree};
 use crate::active::{ActiveView, NoObserver, Options};
 use crate::claim::Claim;
 use crate::latest::{Latest, format};
@@ -48,6 +50,8 @@ pub(super) struct Schedule {
     ordered: bool,
     /// Standbys fall asleep, if they do in this history.
     sleep: Option<Sleep>,
+    /// Images are pinned and kept, if they are in this history.
+    pinned: Option<Pinned>,
     cluster: Arc<MemoryCluster>,
     disk: TempDir,
     nodes: u32,
@@ -140,9 +144,15 @@ impl Schedule {
         let log = Vec::new();
         let mut rng = SmallRng::seed_from_u64(seed);
         let unsettled = seed % 4 == 1;
+        let pinned_by: Arc<dyn Storage> = storage.clone();
         let mut active = Active::new(storage, cluster.clone(), view, flaw, initial.clone(), log);
         active.unsettled = unsettled;
         let ordered = seed % 8 == 6;
+        let pinned = match seed % 8 {
+            2 => Some(Pinned::new(seed, flaw, &pinned_by).await?),
+            _ => None,
+        };
+        pinned.iter().for_each(|pinned| pinned.begin(&active));
         active.synced.is_ordered = ordered;
         Ok(Schedule {
             hesitant: rng.random_ratio(1, 2),
@@ -150,6 +160,7 @@ impl Schedule {
             unsettled,
             ordered,
             sleep: (seed % 8 == 4).then(|| Sleep::new(seed)),
+            pinned,
             rng,
             flaw,
             active,
@@ -241,6 +252,11 @@ impl Schedule {
         self.coverage.one("seals");
         if self.sleep.is_some() {
             self.active.view.reclaim().await?;
+        }
+        if let Some(pinned) = &mut self.pinned {
+            pinned
+                .sealed(&self.active, seal, &mut self.coverage)
+                .await?;
         }
         if self.active.lacking.contains(&seal.generation) {
             self.coverage.one("seals without bulk pages");
@@ -504,6 +520,10 @@ impl Schedule {
         active.checkpoints_done = self.active.checkpoints_started;
         active.checkpoints_started = self.active.checkpoints_started;
         self.active = active;
+        if let Some(pinned) = &self.pinned {
+            pinned.begin(&self.active);
+            pinned.check(&self.active, &mut self.coverage).await?;
+        }
         check_exact(&before, &tree(&self.active.files)?)?;
         let shared: Arc<dyn Storage> = self.active.storage.clone();
         Claim::release(&shared, &standby.node).await?;
@@ -590,44 +610,4 @@ fn wrap(error: dax::error::Error) -> Broken {
 fn crash(storage: &MemoryStorage, rng: &mut SmallRng) {
     let mut fate = SmallRng::seed_from_u64(rng.random());
     storage.crash(|_| fate.random());
-}
-
-/// Names and sizes below `base`.
-type Tree = BTreeMap<String, Option<u64>>;
-
-fn tree(files: &Files) -> Held<Tree> {
-    let mut tree = Tree::new();
-    for db in files.names("base")?.unwrap_or_default() {
-        let dir = format!("base/{db}");
-        for name in files.names(&dir)?.unwrap_or_default() {
-            let path = format!("{dir}/{name}");
-            let size = files.size(&path)?;
-            tree.insert(path, size);
-        }
-        tree.insert(dir, None);
-    }
-    Ok(tree)
-}
-
-/// What is in the files of a tree.
-async fn contents(files: &Files, tree: &Tree) -> Held<BTreeMap<String, Bytes>> {
-    let mut contents = BTreeMap::new();
-    for (path, _) in tree.iter().filter(|(_, size)| size.is_some()) {
-        contents.insert(path.clone(), files.read(path).await?);
-    }
-    Ok(contents)
-}
-
-/// N6: a switch leaves names and sizes as the standby had them.
-fn check_exact(before: &Tree, after: &Tree) -> Held<()> {
-    let paths = before.keys().chain(after.keys());
-    let mut other = paths.filter(|path| before.get(*path) != after.get(*path));
-    match other.next() {
-        None => Ok(()),
-        Some(path) => {
-            let (was, is) = (before.get(path), after.get(path));
-            let what = format!("{path} was {was:?}, is {is:?}");
-            Err(broken("the switch changes no names and sizes", what))
-        }
-    }
 }

@@ -57,8 +57,15 @@ impl FromStr for Keep {
 }
 
 impl Keep {
+    /// True if a rule keeps every image of that time.
+    pub fn keeps_all_of(&self, time: SystemTime, now: SystemTime) -> bool {
+        let age = now.duration_since(time).unwrap_or_default();
+        let mut all = self.0.iter().filter(|rule| rule.every.is_none());
+        all.any(|rule| age <= rule.during)
+    }
+
     /// Which of images stay, by the times when they were complete, oldest first. Of each period the newest stays.
-    pub(super) fn chosen(&self, images: &[SystemTime], now: SystemTime) -> BTreeSet<usize> {
+    pub fn chosen(&self, images: &[SystemTime], now: SystemTime) -> BTreeSet<usize> {
         let mut kept: BTreeSet<usize> = images.len().checked_sub(1).into_iter().collect();
         for rule in &self.0 {
             let mut last = None;
