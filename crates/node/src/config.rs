@@ -5,6 +5,7 @@
 
 mod check;
 mod keys;
+mod past;
 mod paths;
 mod postgres;
 mod standby;
@@ -17,7 +18,9 @@ use coordination::config::{
     check_keys,
 };
 use serde::Deserialize;
+use volume::past::Policy;
 
+use past::PastConfig;
 pub use paths::Paths;
 pub use postgres::PostgresConfig;
 pub use standby::{OnLag, StandbyConfig};
@@ -39,6 +42,8 @@ pub struct Config {
     pub memory: MemoryConfig,
     /// What the active does about the storage tier in the background.
     pub storage: StorageConfig,
+    /// Images of the past that the active keeps in the zones; none without rules.
+    pub past: Option<Policy>,
     /// How this node follows while it is a standby.
     pub standby: StandbyConfig,
     /// What this node may become.
@@ -95,6 +100,9 @@ struct Raw {
     /// Work of the active on the storage tier in the background.
     #[serde(default)]
     storage: StorageConfig,
+    /// Images of the past that the active keeps in the zones.
+    #[serde(default)]
+    past: PastConfig,
     /// Behaviour while the node is a standby.
     #[serde(default)]
     standby: StandbyConfig,
@@ -146,6 +154,7 @@ impl Config {
             rest: raw.rest,
             memory: raw.memory,
             storage: raw.storage,
+            past: raw.past.policy()?,
             standby: raw.standby,
             tags: raw.tags,
             has_proxy: raw.proxy.is_some(),

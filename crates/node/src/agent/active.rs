@@ -55,10 +55,8 @@ use super::claims::{self, Keeper};
 use super::context::Context;
 use super::driver::Order;
 use super::error::Result;
-use super::protection;
 use super::pulse::Pulse;
-use super::slots;
-use super::throughput;
+use super::{past, protection, slots, throughput};
 use crate::config::OnLag;
 use crate::machine::{Ask, Effect, Event, State};
 
@@ -92,6 +90,7 @@ pub(crate) struct Active {
 struct ActiveStatus {
     scrub: scrub::ScrubStatus,
     retained: claims::RetainedStatus,
+    past: past::PastStatus,
     /// Commits that were held for slow standbys, if they are.
     waits: Arc<Mutex<Waits>>,
     throughput: throughput::ThroughputStatus,
@@ -136,6 +135,7 @@ impl Active {
             told: Arc::clone(&retained),
         };
         let claims = tokio::spawn(keeper.run());
+        let (keeping, past) = past::keep(context, &self.view);
         let scrubbing = scrub::ScrubStatus::default();
         let scrubber = Scrubber {
             storage: self.storage.clone(),
@@ -147,6 +147,7 @@ impl Active {
         let told = ActiveStatus {
             scrub: scrubbing,
             retained,
+            past,
             waits: Arc::default(),
             throughput: Arc::default(),
             slots: Arc::default(),
@@ -226,6 +227,7 @@ impl Active {
         announcing.abort();
         scrubber.abort();
         claims.abort();
+        keeping.abort();
         let beating = beats.abort_handle();
         let word = Word {
             state: &state,
@@ -416,6 +418,7 @@ impl Active {
             "proxies": context.server.proxies(),
             "scrub": *told.scrub.lock(),
             "retained": *told.retained.lock(),
+            "past": *told.past.lock(),
             "waits": *told.waits.lock(),
             "throughput": *told.throughput.lock(),
             "slots": *told.slots.lock(),

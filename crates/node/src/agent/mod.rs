@@ -23,6 +23,7 @@ mod log;
 mod look;
 mod membership;
 mod moving;
+mod past;
 mod prefetch;
 mod protection;
 mod pulse;

@@ -8,7 +8,7 @@ pub(super) const OWN: Keys<'_> = &[
     (
         "",
         &[
-            "data", "postgres", "channel", "rest", "storage", "standby", "proxy", "backup",
+            "data", "postgres", "channel", "rest", "storage", "past", "standby", "proxy", "backup",
         ],
     ),
     (
@@ -45,6 +45,7 @@ pub(super) const OWN: Keys<'_> = &[
         "storage",
         &["scrub_every", "scrub_rate", "max_retained_wal", "wal_sync"],
     ),
+    ("past", &["keep", "space"]),
     (
         "standby",
         &[

@@ -332,3 +332,19 @@ fn cassandra_takes_the_place_of_zones() {
     let other = Config::parse_on(MINIMAL, Some("cassandra://127.0.0.3/x")).unwrap();
     assert!(other.cluster.zones.is_empty() && other.cluster.store.is_some());
 }
+
+#[test]
+fn rules_of_the_past_are_understood_or_named() {
+    let past = |text: &str| with(&format!("[past]\n{text}")).map(|config| config.past);
+    assert_eq!(past("").unwrap(), None);
+    assert_eq!(past("space = \"1GiB\"").unwrap(), None);
+    let policy = past("keep = [\"all for 1h\", \"hourly for 1d\"]\nspace = \"1GiB\"");
+    let policy = policy.unwrap().unwrap();
+    assert_eq!(policy.keep, "all for 1h, hourly for 1d".parse().unwrap());
+    assert_eq!(policy.space, Some(1 << 30));
+    let refused = past("keep = [\"yearly for 1y\"]").unwrap_err().to_string();
+    assert!(
+        refused.contains("past.keep") && refused.contains("yearly"),
+        "{refused}"
+    );
+}

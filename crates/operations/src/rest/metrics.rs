@@ -141,6 +141,17 @@ pub(super) fn metrics(facts: &Facts, status: &Value, backups: &Value) -> String 
     );
     page.backups(backups);
     page.slots(status);
+    let images = status.pointer("/past/images").and_then(Value::as_array);
+    page.gauge(
+        "understudy_past_images",
+        "Images of the past that are kept in the zones",
+        images.map(|images| images.len() as f64),
+    );
+    page.gauge(
+        "understudy_past_bytes",
+        "Bytes that they take in each zone, about",
+        number("/past/used_bytes"),
+    );
     page.proxies(status);
     page.replicas(status);
     page.counters(status);

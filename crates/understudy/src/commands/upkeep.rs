@@ -24,6 +24,35 @@ pub(super) fn retained_lines(retained: Option<&Value>) -> String {
     holders.map(line).collect()
 }
 
+/// Images of the past, and pins.
+pub(super) fn past_lines(past: Option<&Value>) -> String {
+    let all = |name: &str| past.and_then(|p| p[name].as_array()).cloned();
+    let (images, pins) = (
+        all("images").unwrap_or_default(),
+        all("pins").unwrap_or_default(),
+    );
+    let mut out = String::new();
+    if let Some(oldest) = images.first() {
+        let at = ago(oldest["unix_ms"].as_u64().unwrap_or_default());
+        let kb = past
+            .and_then(|p| p["used_bytes"].as_u64())
+            .unwrap_or_default()
+            >> 10;
+        let (count, kb) = (thousands(images.len() as u64), thousands(kb));
+        out += &format!("past    {count} images, the oldest{at}: about {kb} kB in each zone\n");
+    }
+    for pin in &pins {
+        let of = |key: &str| pin[key].as_str().unwrap_or_default().to_owned();
+        let (state, generation) = (of("state"), of("generation"));
+        out += &format!(
+            "pin     {} ({state}): image {generation}, {}\n",
+            of("name"),
+            of("purpose")
+        );
+    }
+    out
+}
+
 /// Progress of the scrub, or the result of the last one.
 pub(super) fn scrub_line(scrub: Option<&Value>) -> String {
     let count = |name: &str| scrub.and_then(|s| s[name].as_u64()).unwrap_or_default();
@@ -41,5 +70,32 @@ pub(super) fn scrub_line(scrub: Option<&Value>) -> String {
         (true, _) => format!("scrub   running: {done}{unreadable}\n"),
         (false, 0) => String::new(),
         (false, at) => format!("scrub   complete{}: {done}{unreadable}\n", ago(at)),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    #[test]
+    fn the_past_is_told_if_there_is_one() {
+        assert_eq!(past_lines(None), "");
+        assert_eq!(
+            past_lines(Some(&json!({ "images": [], "used_bytes": 0, "pins": [] }))),
+            ""
+        );
+        let told = past_lines(Some(&json!({
+            "images": [{ "generation": "1/g3", "unix_ms": 1 }, { "generation": "1/g4", "unix_ms": 2 }],
+            "used_bytes": 2_048_000,
+            "pins": [{ "name": "x", "purpose": "a try", "state": "kept", "generation": "1/g3" }],
+        })));
+        assert!(told.starts_with("past    2 images, the oldest"), "{told}");
+        assert!(told.contains("about 2,000 kB in each zone\n"), "{told}");
+        assert!(
+            told.ends_with("pin     x (kept): image 1/g3, a try\n"),
+            "{told}"
+        );
     }
 }

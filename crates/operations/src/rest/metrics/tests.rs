@@ -97,6 +97,19 @@ fn a_standby_tells_how_far_it_is() {
 }
 
 #[test]
+fn the_past_tells_what_it_takes() {
+    let text = page(&json!({ "role": "active", "state": "serving", "past": {
+        "images": [{ "generation": "1/g3", "unix_ms": 1 }], "used_bytes": 2048, "pins": [],
+    } }));
+    for line in [
+        "understudy_past_images{scope=\"main\",name=\"north\"} 1",
+        "understudy_past_bytes{scope=\"main\",name=\"north\"} 2048",
+    ] {
+        assert!(text.lines().any(|l| l == line), "{line}\n{text}");
+    }
+}
+
+#[test]
 fn slots_tell_what_they_hold() {
     let text = page(&json!({ "role": "active", "state": "serving", "slots": [
         { "slot_name": "cdc", "active": true, "held_bytes": 1024, "wal_status": "reserved" },

@@ -46,7 +46,7 @@ pub(super) enum Phase {
     /// The record is in the log; the control file is being written, which seals.
     Control {
         record: u64,
-        cut: Option<CutImage>,
+        cut: Option<Box<CutImage>>,
         end: Option<u64>,
     },
     Unlink,

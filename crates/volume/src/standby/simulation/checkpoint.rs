@@ -66,7 +66,10 @@ impl Active {
             }
             Phase::Control { record, cut, end } => {
                 let redo = checkpoint.redo;
-                match self.step_seal(redo, record, cut, end, &mut seal).await? {
+                match self
+                    .step_seal(redo, record, cut.map(|cut| *cut), end, &mut seal)
+                    .await?
+                {
                     Some(phase) => phase,
                     None => {
                         let control = Active::control(redo, record);
@@ -135,6 +138,7 @@ impl Active {
                 return Ok(None);
             }
         };
+        let cut = cut.map(Box::new);
         Ok(Some(Phase::Control { record, cut, end }))
     }
 
