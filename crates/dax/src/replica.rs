@@ -168,12 +168,13 @@ pub fn prune(stored: &[Generation], retention: &Retention) -> Vec<Generation> {
     let Some(end) = retention.images.iter().map(|i| i.end()).max() else {
         return Vec::new();
     };
-    let newest_of = |image: &crate::storage::Lineage| {
-        let contained = stored.iter().filter(|g| image.contains(**g));
-        contained.max().copied()
-    };
-    let kept: Vec<Generation> = retention.images.iter().filter_map(newest_of).collect();
-    let droppable = |g: &&Generation| **g <= end && **g != Generation::SINGLE && !kept.contains(g);
+    let mut sorted = stored.to_vec();
+    sorted.sort_unstable();
+    let newest = retention.images.iter();
+    let mut kept: Vec<Generation> = newest.filter_map(|i| i.newest_of(&sorted)).collect();
+    kept.sort_unstable();
+    let droppable =
+        |g: &&Generation| **g <= end && **g != Generation::SINGLE && kept.binary_search(g).is_err();
     stored.iter().filter(droppable).copied().collect()
 }
 

@@ -92,6 +92,16 @@ impl Lineage {
             .any(|s| s.from <= generation && generation <= s.to)
     }
 
+    /// The newest of these generations, which ascend, that belongs to the image.
+    pub fn newest_of(&self, sorted: &[Generation]) -> Option<Generation> {
+        let newest = self.0.iter().filter_map(|span| {
+            let above = sorted.partition_point(|generation| *generation <= span.to);
+            let newest = above.checked_sub(1).map(|last| sorted[last]);
+            newest.filter(|generation| span.from <= *generation)
+        });
+        newest.max()
+    }
+
     /// The last generation of the image that is not above `generation`, if there is any.
     pub fn floor(&self, generation: Generation) -> Option<Generation> {
         let span = self.0.iter().rev().find(|s| s.from <= generation)?;

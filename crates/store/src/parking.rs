@@ -35,7 +35,16 @@ const LOOKS_BEFORE_BOUND: u32 = 1024;
 pub(crate) struct Again {
     pub blocks: BTreeSet<BlockKey>,
     /// The first and the last block of stretches in which others are.
-    pub regions: Vec<(BlockKey, BlockKey)>,
+    pub regions: BTreeSet<(BlockKey, BlockKey)>,
+}
+
+impl Again {
+    fn add_regions(&mut self, regions: BTreeSet<BlockKey>) {
+        self.regions.extend(regions.into_iter().map(|first| {
+            let last = first.block.0.saturating_add(REGION_BLOCKS - 1);
+            (first, BlockKey::new(first.file, last))
+        }));
+    }
 }
 
 /// Versions that are parked under one image.
@@ -68,7 +77,7 @@ fn region(key: BlockKey) -> BlockKey {
 /// Blocks of a volume that need no look for now.
 #[derive(Debug, Default)]
 pub(crate) struct Parked {
-    /// By image.
+    /// By image, in the order of their ends.
     images: Vec<(Lineage, Under)>,
     /// By the generation of their newest version.
     young: BTreeMap<Generation, BTreeSet<BlockKey>>,
@@ -103,11 +112,7 @@ impl Parked {
         let left = |image: &Lineage| !retention.images.contains(image);
         for (_, under) in self.images.extract_if(.., |(image, _)| left(image)) {
             again.blocks.extend(under.named.into_keys());
-            let regions = under.regions.into_iter();
-            again.regions.extend(regions.map(|first| {
-                let last = first.block.0.saturating_add(REGION_BLOCKS - 1);
-                (first, BlockKey::new(first.file, last))
-            }));
+            again.add_regions(under.regions);
         }
         let furthest = head(retention);
         let is_left_out =
@@ -134,6 +139,9 @@ impl Parked {
             for (_, under) in &mut self.images {
                 let came = under.named.extract_if(.., |_, generation| came(generation));
                 again.blocks.extend(came.map(|(key, _)| key));
+                // Of these nobody knows which they are.
+                again.add_regions(std::mem::take(&mut under.regions));
+                under.unnamed = 0;
             }
         }
         let young = std::mem::take(&mut self.young);
@@ -188,31 +196,43 @@ impl Parked {
                 None => Look::Done,
             };
         };
-        let newest_of = |image: &Lineage| {
-            let shown = kept().filter(|g| image.contains(**g));
-            shown.max().copied()
-        };
         self.head.get_or_insert_with(|| furthest.clone());
-        let newest = newest_of(furthest);
+        let in_all = |generation: Generation| {
+            let mut images = retention.images.iter();
+            images.all(|image| image.contains(generation))
+        };
+        // As most are.
+        if let ([only], []) = (stored, dropped)
+            && in_all(*only)
+        {
+            return Look::Done;
+        }
+        let mut sorted: Vec<Generation> = kept().copied().collect();
+        sorted.sort_unstable();
+        // Images and versions may be many, so neither is gone through for each of the other.
+        let mut needing: BTreeMap<Generation, &Lineage> = BTreeMap::new();
+        for image in &retention.images {
+            if let Some(shown) = image.newest_of(&sorted) {
+                let last = needing.entry(shown).or_insert(image);
+                if last.end() < image.end() {
+                    *last = image;
+                }
+            }
+        }
+        let newest = furthest.newest_of(&sorted);
         for generation in stored.iter().filter(|g| Some(**g) != newest) {
             self.forget(key, *generation, dropped.contains(generation));
         }
         let mut look = Look::Done;
-        for generation in kept() {
-            if Some(*generation) == newest {
-                if !retention
-                    .images
-                    .iter()
-                    .all(|image| image.contains(*generation))
-                {
-                    self.young.entry(*generation).or_default().insert(key);
+        for generation in sorted {
+            if Some(generation) == newest {
+                if !in_all(generation) {
+                    self.young.entry(generation).or_default().insert(key);
                 }
                 continue;
             }
-            let needing = retention.images.iter();
-            let needing = needing.filter(|image| newest_of(image) == Some(*generation));
-            match needing.max_by_key(|image| image.end()) {
-                Some(image) => self.park(image, key, *generation),
+            match needing.get(&generation) {
+                Some(image) => self.park(image, key, generation),
                 None => look = Look::Again,
             }
         }
@@ -221,11 +241,16 @@ impl Parked {
     }
 
     fn park(&mut self, image: &Lineage, key: BlockKey, generation: Generation) {
-        let at = match self.images.iter().position(|(one, _)| one == image) {
-            Some(at) => at,
+        let end = image.end();
+        let first = self.images.partition_point(|(one, _)| one.end() < end);
+        let same = self.images[first..].iter();
+        let mut same = same.take_while(|(one, _)| one.end() == end);
+        let at = match same.position(|(one, _)| one == image) {
+            Some(at) => first + at,
             None => {
-                self.images.push((image.clone(), Under::default()));
-                self.images.len() - 1
+                let new = (image.clone(), Under::default());
+                self.images.insert(first, new);
+                first
             }
         };
         let under = &mut self.images[at].1;
@@ -307,196 +332,4 @@ impl Parked {
 }
 
 #[cfg(test)]
-mod tests {
-    use std::collections::BTreeMap;
-
-    use dax::ids::Epoch;
-    use dax::replica;
-    use proptest::prelude::*;
-
-    use super::*;
-
-    fn g(epoch: u32, number: u32) -> Generation {
-        let epoch = Epoch(epoch);
-        Generation { epoch, number }
-    }
-
-    fn key(block: u64) -> BlockKey {
-        BlockKey::new(FileId(9), block)
-    }
-
-    fn retention(ends: &[u32]) -> Retention {
-        let images = ends.iter().map(|end| Lineage::up_to(g(1, *end)));
-        Retention {
-            images: images.collect(),
-        }
-    }
-
-    fn look(parked: &mut Parked, block: u64, stored: &[u32], of: &Retention) -> Look {
-        let stored: Vec<Generation> = stored.iter().map(|number| g(1, *number)).collect();
-        let dropped = replica::prune(&stored, of);
-        parked.look(key(block), &stored, &dropped, Some(of))
-    }
-
-    /// A seal made every block with two versions a candidate, and above 500,000 of them it scanned the volume. One pin was enough.
-    // hazard: PAST-5
-    #[test]
-    fn a_block_with_two_versions_is_looked_at_when_the_image_leaves_that_needs_the_older_one() {
-        let mut parked = Parked::default();
-        let first = retention(&[2, 5, 6]);
-        assert_eq!(look(&mut parked, 1, &[1, 4], &first), Look::Done);
-        assert_eq!(look(&mut parked, 2, &[1], &first), Look::Done);
-        assert_eq!(
-            look(&mut parked, 3, &[1, 7], &first),
-            Look::Again,
-            "not sealed yet"
-        );
-        assert_eq!(look(&mut parked, 4, &[6], &first), Look::Done);
-        let counts: Vec<u64> = parked.images().map(|(_, versions)| versions).collect();
-        assert_eq!(counts, [1], "the older version of block 1");
-        for last in 7..100 {
-            let again = parked.retain(&retention(&[2, last - 1, last]));
-            assert_eq!(again, Some(Again::default()), "{last}");
-        }
-        let again = parked.retain(&retention(&[98, 99])).unwrap();
-        assert_eq!(again.blocks, [key(1)].into());
-    }
-
-    #[test]
-    fn a_takeover_from_an_older_image_has_what_it_left_out_looked_at() {
-        let mut parked = Parked::default();
-        let before = retention(&[3, 5]);
-        assert_eq!(look(&mut parked, 1, &[4], &before), Look::Done);
-        assert_eq!(look(&mut parked, 2, &[2], &before), Look::Done);
-        let mut after = before.clone();
-        let line = Lineage::up_to(g(1, 3)).continued(g(2, 0));
-        after.images.push(line.truncated(g(2, 0)));
-        assert_eq!(parked.retain(&after).unwrap().blocks, [key(1)].into());
-        assert_eq!(
-            look(&mut parked, 1, &[4], &after),
-            Look::Done,
-            "the old seal has it"
-        );
-        after.images.remove(1);
-        assert_eq!(parked.retain(&after).unwrap().blocks, [key(1)].into());
-    }
-
-    #[test]
-    fn what_is_removed_is_not_parked() {
-        let mut parked = Parked::default();
-        let of = retention(&[2, 5]);
-        look(&mut parked, 1, &[1, 4], &of);
-        parked.forget_file(FileId(9));
-        assert_eq!(
-            parked.images().map(|(_, versions)| versions).sum::<u64>(),
-            0
-        );
-        assert_eq!(parked.retain(&retention(&[5])), Some(Again::default()));
-    }
-
-    /// An event of a zone.
-    #[derive(Debug, Clone)]
-    enum Step {
-        Write(u64),
-        Seal,
-        Pin,
-        /// The n-th of the images but the last two leaves.
-        Drop(usize),
-        /// Another epoch goes on with the n-th last seal.
-        TakeOver(usize),
-    }
-
-    fn steps() -> impl Strategy<Value = Vec<Step>> {
-        let step = prop_oneof![
-            6 => (0u64..6).prop_map(Step::Write),
-            4 => Just(Step::Seal),
-            1 => Just(Step::Pin),
-            1 => (0usize..4).prop_map(Step::Drop),
-            1 => (0usize..2).prop_map(Step::TakeOver),
-        ];
-        prop::collection::vec(step, 1..80)
-    }
-
-    proptest! {
-        /// After each retention a zone that looks at candidates and at what is parked has what one has that looks at everything;
-        /// and what is parked under the oldest image is what it gives back.
-        // hazard: PAST-5, PAST-6
-        #[test]
-        fn parking_gives_back_what_a_scan_gives_back(steps in steps(), max in prop_oneof![Just(3usize), Just(1000)]) {
-            let mut parked = Parked { max_named: Some(max), ..Parked::default() };
-            let mut scanned: BTreeMap<u64, Vec<Generation>> = BTreeMap::new();
-            let mut stored = scanned.clone();
-            let mut candidates: BTreeSet<BlockKey> = BTreeSet::new();
-            let mut line = Lineage::up_to(Generation::MAX);
-            let mut open = g(1, 0);
-            let (mut seals, mut pins) = (vec![line.truncated(g(0, 1))], Vec::new());
-            for step in steps {
-                let mut given_back = None;
-                match step {
-                    Step::Write(block) => {
-                        for blocks in [&mut scanned, &mut stored] {
-                            let versions = blocks.entry(block).or_default();
-                            versions.retain(|one| *one != open);
-                            versions.push(open);
-                        }
-                        candidates.insert(key(block));
-                        continue;
-                    }
-                    Step::Seal => {
-                        seals.push(line.truncated(open));
-                        open = open.next();
-                        seals.drain(..seals.len().saturating_sub(2));
-                    }
-                    Step::Pin => pins.extend(seals.last().cloned()),
-                    Step::Drop(at) if at < pins.len() => {
-                        let gone: Lineage = pins.remove(at);
-                        let mut images = seals.iter().chain(&pins);
-                        let oldest = images.all(|image| image.end() > gone.end());
-                        let versions = parked.images().find(|(image, _)| **image == gone);
-                        given_back = versions.filter(|_| oldest && max > 3).map(|(_, versions)| versions);
-                    }
-                    Step::Drop(_) => continue,
-                    Step::TakeOver(back) => {
-                        let base = seals[seals.len().saturating_sub(1 + back)].clone();
-                        open = g(open.epoch.0 + 1, 0);
-                        line = base.continued(open);
-                        seals.push(line.truncated(open));
-                        seals.drain(..seals.len().saturating_sub(2));
-                        open = open.next();
-                    }
-                }
-                let end = seals.last().map(Lineage::end).unwrap();
-                let mut images = vec![line.truncated(end)];
-                images.extend(seals.iter().chain(&pins).cloned());
-                let of = Retention { images };
-                for versions in scanned.values_mut() {
-                    let dropped = replica::prune(versions, &of);
-                    versions.retain(|one| !dropped.contains(one));
-                }
-                let mut looked = std::mem::take(&mut candidates);
-                match parked.retain(&of) {
-                    None => looked = stored.keys().map(|block| key(*block)).collect(),
-                    Some(again) => {
-                        looked.extend(again.blocks);
-                        let within = |k: &BlockKey| again.regions.iter().any(|(a, b)| a <= k && k <= b);
-                        looked.extend(stored.keys().map(|block| key(*block)).filter(within));
-                    }
-                }
-                let count = |blocks: &BTreeMap<u64, Vec<Generation>>| blocks.values().map(|v| v.len() as u64).sum::<u64>();
-                let before = count(&stored);
-                for at in looked {
-                    let versions = stored.entry(at.block.0).or_default();
-                    let dropped = replica::prune(versions, &of);
-                    if parked.look(at, versions, &dropped, Some(&of)) == Look::Again {
-                        candidates.insert(at);
-                    }
-                    versions.retain(|one| !dropped.contains(one));
-                }
-                prop_assert_eq!(&stored, &scanned);
-                if let Some(versions) = given_back {
-                    prop_assert_eq!(before - count(&stored), versions);
-                }
-            }
-        }
-    }
-}
+mod tests;
