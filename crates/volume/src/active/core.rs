@@ -1,6 +1,6 @@
 //! What the core lock guards: the namespace, the open generation, and who has what open.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 
 use dax::ids::{Epoch, FileId, Generation};
 
@@ -27,6 +27,8 @@ pub(super) struct Core {
     pub seals: Vec<Seal>,
     /// For ids among the removed files: every namespace taken after this journal position is without them.
     pub buried: HashMap<FileId, JournalPos>,
+    /// Those of them that were segments of the log: no image needs them, although it names them.
+    pub forgotten_log: HashSet<FileId>,
     /// Data blocks written since the last seal.
     pub writes: Writes,
 }
@@ -53,6 +55,7 @@ impl Core {
                 .into_iter()
                 .map(|(id, at)| (id, before(at)))
                 .collect(),
+            forgotten_log: HashSet::new(),
             writes,
         }
     }

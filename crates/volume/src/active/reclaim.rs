@@ -24,6 +24,8 @@ use crate::view::Timestamp;
 
 /// Files given back in one request.
 const BATCH_FILES: usize = 512;
+/// Removed files that are looked at without a pause for who writes.
+const BATCH_LOOKS: usize = 4096;
 
 /// A reader of namespaces of the past.
 struct Reader {
@@ -50,6 +52,58 @@ impl Reader {
             newest,
             reads_log: false,
         }
+    }
+}
+
+/// Readers by the position of their namespace, each with the newest file that it or one before it reads: of all files, and of
+/// segments of the log that left because nobody needs their log. There may be a thousand readers, and as many removed files.
+struct Readers(Vec<(JournalPos, FileId, FileId)>);
+
+impl Readers {
+    fn new(mut readers: Vec<Reader>) -> Readers {
+        readers.sort_unstable_by_key(|reader| reader.journal);
+        let (mut newest, mut newest_log) = (FileId(0), FileId(0));
+        let rows = readers.into_iter().map(|reader| {
+            newest = newest.max(reader.newest);
+            if reader.reads_log {
+                newest_log = newest_log.max(reader.newest);
+            }
+            (reader.journal, newest, newest_log)
+        });
+        Readers(rows.collect())
+    }
+
+    /// True if somebody reads a namespace that has a file; one taken after `at` is without it.
+    fn need_file(&self, id: FileId, at: JournalPos, is_log: bool) -> bool {
+        let upto = self.0.partition_point(|(journal, ..)| *journal <= at);
+        upto.checked_sub(1).is_some_and(|last| {
+            let (_, newest, newest_log) = self.0[last];
+            id <= if is_log { newest_log } else { newest }
+        })
+    }
+}
+
+/// Ranges of the log that are read, apart from each other and in order.
+struct Log(Vec<Range<Lsn>>);
+
+impl Log {
+    fn new(mut ranges: Vec<Range<Lsn>>) -> Log {
+        ranges.sort_unstable_by_key(|range| range.start);
+        let mut apart: Vec<Range<Lsn>> = Vec::new();
+        for range in ranges {
+            match apart.last_mut() {
+                Some(last) if range.start <= last.end => last.end = last.end.max(range.end),
+                _ => apart.push(range),
+            }
+        }
+        Log(apart)
+    }
+
+    /// True if somebody reads log of a range.
+    fn need(&self, range: &Range<Lsn>) -> bool {
+        let before = self.0.partition_point(|need| need.start < range.end);
+        let last = before.checked_sub(1);
+        last.is_some_and(|last| range.start < self.0[last].end)
     }
 }
 
@@ -118,18 +172,6 @@ impl Needs {
             self.images.push(seal.lineage);
         }
     }
-
-    /// True if somebody reads log of a range.
-    fn need_log(&self, range: &Range<Lsn>) -> bool {
-        let mut log = self.log.iter();
-        log.any(|need| need.start < range.end && range.start < need.end)
-    }
-
-    /// True if somebody reads a namespace that has a file; one taken after `at` is without it.
-    fn need_file(&self, id: FileId, at: JournalPos, is_log: bool) -> bool {
-        let mut readers = self.readers.iter();
-        readers.any(|r| r.journal <= at && id <= r.newest && (r.reads_log || !is_log))
-    }
 }
 
 impl ActiveView {
@@ -160,13 +202,14 @@ impl Inner {
         };
         let policy = self.past.policy();
         needs.add_past(&index, &pins, policy.as_ref(), self.past.now());
-        let log = self.forget_log(&needs)?;
+        self.forget_log(&Log::new(needs.log))?;
         self.storage
             .retain(Retention {
-                images: needs.images.clone(),
+                images: needs.images,
             })
             .await?;
-        self.reclaim_removed(&needs, &index, &log).await?;
+        self.reclaim_removed(&Readers::new(needs.readers), &index)
+            .await?;
         let (block, _) = needs.replay.block(self.block_size);
         self.storage
             .remove_blocks_before(JOURNAL, BlockIndex(block))
@@ -174,44 +217,83 @@ impl Inner {
         Ok(())
     }
 
-    /// Forgets removed segments of which nobody reads the log; returns them.
-    fn forget_log(&self, needs: &Needs) -> Result<BTreeSet<FileId>> {
+    /// Forgets removed segments of which nobody reads the log.
+    fn forget_log(&self, needed: &Log) -> Result<()> {
         let mut core = self.core.lock();
         let past = core.namespace.all_retained().filter_map(|(dir, name, id)| {
             let path = core.namespace.path_in(dir, name)?;
             let range = self.layout.log_range(&path)?;
-            (!needs.need_log(&range) && !core.is_open(id)).then_some(id)
+            (!needed.need(&range) && !core.is_open(id)).then_some(id)
         });
-        let past: BTreeSet<FileId> = past.collect();
-        let mut ids = past.iter();
-        ids.try_for_each(|id| self.commit(&mut core, Op::Forget { id: *id }, None))?;
-        Ok(past)
+        let past: Vec<FileId> = past.collect();
+        past.into_iter().try_for_each(|id| {
+            core.forgotten_log.insert(id);
+            self.commit(&mut core, Op::Forget { id }, None)
+        })
     }
 
     /// Blocks of files that are in no namespace anybody reads.
-    async fn reclaim_removed(
-        &self,
-        needs: &Needs,
-        index: &Index,
-        log: &BTreeSet<FileId>,
-    ) -> Result<()> {
+    async fn reclaim_removed(&self, readers: &Readers, index: &Index) -> Result<()> {
         let named: BTreeSet<FileId> = index.files().collect();
-        let ids: Vec<FileId> = {
+        // What images keep may be many: who writes does not wait until all of it was looked at.
+        let namespace = self.core.lock().namespace.clone();
+        let removed = namespace.removed().filter(|id| !named.contains(id));
+        let removed: Vec<FileId> = removed.collect();
+        let mut gone = Vec::new();
+        for ids in removed.chunks(BATCH_LOOKS) {
             let core = self.core.lock();
-            let needed = |id, at| named.contains(&id) || needs.need_file(id, at, log.contains(&id));
-            let gone = |id: &FileId| core.buried.get(id).is_some_and(|at| !needed(*id, *at));
-            let absent = |id: &FileId| core.namespace.get(*id).is_none();
-            let removed = core.namespace.removed();
-            removed.filter(gone).filter(absent).collect()
-        };
-        for ids in ids.chunks(BATCH_FILES) {
+            let is_gone = |id: &&FileId| {
+                let is_log = core.forgotten_log.contains(*id);
+                let at = core.buried.get(*id);
+                at.is_some_and(|at| !readers.need_file(**id, *at, is_log))
+                    && core.namespace.get(**id).is_none()
+            };
+            gone.extend(ids.iter().filter(is_gone).copied());
+        }
+        for ids in gone.chunks(BATCH_FILES) {
             self.storage.remove_files(ids).await?;
             let mut core = self.core.lock();
             ids.iter().for_each(|id| {
                 core.buried.remove(id);
+                core.forgotten_log.remove(id);
             });
             self.commit(&mut core, Op::Reclaimed { ids: ids.to_vec() }, None)?;
         }
         Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    proptest! {
+        /// Readers and ranges that were put in order say what each of them says.
+        #[test]
+        fn needs_are_those_of_some_reader_or_range(
+            readers in prop::collection::vec((0u64..8, 0u64..8, any::<bool>()), 0..8),
+            ranges in prop::collection::vec((0u64..20, 1u64..6), 0..8),
+        ) {
+            let reader = |&(journal, newest, reads_log): &(u64, u64, bool)| Reader {
+                journal: JournalPos(journal),
+                newest: FileId(newest),
+                reads_log,
+            };
+            let ordered = Readers::new(readers.iter().map(reader).collect());
+            for (id, at, is_log) in (1..9).flat_map(|id| (0..9).flat_map(move |at| [(id, at, false), (id, at, true)])) {
+                let mut each = readers.iter();
+                let needed = each.any(|(journal, newest, reads_log)| *journal <= at && id <= *newest && (*reads_log || !is_log));
+                prop_assert_eq!(ordered.need_file(FileId(id), JournalPos(at), is_log), needed);
+            }
+            let range = |(start, bytes): (u64, u64)| Lsn(start)..Lsn(start + bytes);
+            let log = Log::new(ranges.iter().copied().map(range).collect());
+            for segment in (0..26).map(|start| range((start, 4))) {
+                let mut each = ranges.iter().copied().map(range);
+                let needed = each.any(|need| need.start < segment.end && segment.start < need.end);
+                prop_assert_eq!(log.need(&segment), needed);
+            }
+        }
     }
 }
