@@ -2,6 +2,7 @@
 
 use std::fmt;
 use std::sync::Arc;
+use std::sync::atomic::AtomicBool;
 use std::time::SystemTime;
 
 use parking_lot::Mutex;
@@ -40,9 +41,13 @@ pub(super) struct Past {
     pub clock: Mutex<Clock>,
     /// `None`: not read in this epoch yet, or the volume may not have one.
     pub index: tokio::sync::Mutex<Option<Index>>,
+    /// Records that an owner before left half done were looked for.
+    pub swept: AtomicBool,
+    /// It was said that the index is full.
+    pub was_full: AtomicBool,
     /// Wrong on purpose: pins are not looked at.
     #[cfg(test)]
-    pub ignores_pins: std::sync::atomic::AtomicBool,
+    pub ignores_pins: AtomicBool,
 }
 
 impl Past {

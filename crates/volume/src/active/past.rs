@@ -1,8 +1,11 @@
 //! Keeping images longer than the last two seals, and thinning them out.
 
 use std::collections::BTreeSet;
+use std::sync::atomic::Ordering;
 
 use dax::ids::{FileId, Generation};
+use dax::storage::Authority;
+use futures_util::{StreamExt, TryStreamExt, stream};
 
 use super::kept::{Clock, PastStatus};
 use super::{ActiveView, Inner};
@@ -10,12 +13,16 @@ use crate::error::Result;
 use crate::lists::ListRef;
 use crate::namespace::op::Op;
 use crate::past::thin::{Thinning, used_bytes};
-use crate::past::{Index, KeptImage, KeptSeal, Pin, PinState, Policy, is_allowed, merge};
+use crate::past::{
+    Index, KEPT_PREFIX, KeptImage, KeptSeal, Pin, PinState, Policy, is_allowed, merge,
+};
 use crate::seal::{Base, KEPT_SEALS, Seal};
 use crate::snapshot;
 
 /// A zone is short of room when less than one part in so many is left of what the volume could take there.
 const ROOM_PARTS: u64 = 10;
+/// Seals that are removed at a time.
+const REMOVED_AT_A_TIME: usize = 32;
 
 impl ActiveView {
     /// Keeps images from now on as a policy says; without one only those that pins name. Before it is called, what an owner
@@ -32,7 +39,7 @@ impl ActiveView {
     #[cfg(test)]
     pub(crate) fn ignore_pins(&self, ignores: bool) {
         let flag = &self.inner.past.ignores_pins;
-        flag.store(ignores, std::sync::atomic::Ordering::Relaxed);
+        flag.store(ignores, Ordering::Relaxed);
     }
 
     /// The images that are kept besides those of the last seals.
@@ -126,6 +133,20 @@ impl Inner {
     }
 
     async fn keep_seal(&self, index: &mut Index, seal: &Seal, closed: bool) -> Result<()> {
+        if let Some(kept) = index.get(seal.generation) {
+            // A seal that was tried before, or was put and pinned while the reclaimer went by the seals before it.
+            if kept.closed && !closed {
+                let mut next = index.clone();
+                let open = KeptImage {
+                    closed,
+                    ..kept.clone()
+                };
+                next.add(open);
+                next.put(&self.storage).await?;
+                *index = next;
+            }
+            return Ok(());
+        }
         let base = Base::load(&self.storage, seal).await?;
         let allocate = || self.core.lock().allocate(self.epoch);
         let file = allocate();
@@ -188,21 +209,46 @@ impl Inner {
         let Some(index) = self.loaded(&mut guard).await? else {
             return Ok(Default::default());
         };
+        self.sweep(index).await?;
         let pins = self.pins().await?;
-        self.keep_pinned(index, seals, &pins).await?;
-        match self.thin_out(index, seals, &pins).await? {
+        if index.images.is_empty() && pins.is_empty() {
+            return Ok((index.clone(), pins));
+        }
+        let space = self.storage.space().await?;
+        let room = space.used_bytes.saturating_add(space.free_bytes);
+        let short = space.free_bytes < room / ROOM_PARTS;
+        // What gives room back must need none: a full zone takes no blocks.
+        if !short {
+            self.keep_pinned(index, seals, &pins).await?;
+        }
+        match self.thin_out(index, seals, &pins, short).await? {
             false => Ok((index.clone(), pins)),
             true => Ok((index.clone(), self.pins().await?)),
         }
     }
 
+    /// Removes, once in an epoch, seals that the index does not name: an owner before crashed between the two.
+    async fn sweep(&self, index: &Index) -> Result<()> {
+        if self.past.swept.load(Ordering::Relaxed) {
+            return Ok(());
+        }
+        let named = index.images.iter();
+        let named: BTreeSet<String> = named
+            .map(|image| KeptSeal::record_name(image.generation))
+            .collect();
+        for (name, _) in self.storage.list_records(KEPT_PREFIX).await? {
+            if !named.contains(&name) {
+                let removed = self.storage.remove_record(&name, Authority::Owner);
+                removed.await?;
+            }
+        }
+        self.past.swept.store(true, Ordering::Relaxed);
+        Ok(())
+    }
+
     async fn pins(&self) -> Result<Vec<Pin>> {
         #[cfg(test)]
-        if self
-            .past
-            .ignores_pins
-            .load(std::sync::atomic::Ordering::Relaxed)
-        {
+        if self.past.ignores_pins.load(Ordering::Relaxed) {
             return Ok(Vec::new());
         }
         Pin::all(&self.storage).await
@@ -221,10 +267,13 @@ impl Inner {
     }
 
     /// Returns true if the index names fewer images than before.
-    async fn thin_out(&self, index: &mut Index, seals: &[Seal], pins: &[Pin]) -> Result<bool> {
-        if index.images.is_empty() {
-            return Ok(false);
-        }
+    async fn thin_out(
+        &self,
+        index: &mut Index,
+        seals: &[Seal],
+        pins: &[Pin],
+        short: bool,
+    ) -> Result<bool> {
         let policy = self.past.policy();
         let mut pinned: BTreeSet<Generation> = pins.iter().map(Pin::generation).collect();
         if policy.is_none() {
@@ -232,31 +281,37 @@ impl Inner {
             pinned.extend(open.map(|image| image.generation));
         }
         let policy = policy.flatten();
-        let space = self.storage.space().await?;
-        let room = space.used_bytes.saturating_add(space.free_bytes);
-        let short = space.free_bytes < room / ROOM_PARTS;
         let mut gone = self
             .thinning(seals, pinned.clone(), policy.as_ref(), short)
             .of(index);
-        let mut next = self.without(index, &gone).await?;
-        while next.is_too_long() {
-            let mut oldest = next.images.iter().map(|image| image.generation);
-            let Some(oldest) = oldest.find(|generation| !pinned.contains(generation)) else {
+        let mut named = index.clone();
+        let stays = |image: &KeptImage| !gone.contains(&image.generation);
+        named.images.retain(stays);
+        let mut over = BTreeSet::new();
+        while named.is_too_long() {
+            let mut images = named.images.iter();
+            let Some(oldest) = images.position(|image| !pinned.contains(&image.generation)) else {
                 break;
             };
-            gone.insert(oldest);
-            next = self.without(&next, &gone).await?;
+            over.insert(named.images.remove(oldest).generation);
         }
+        if !over.is_empty() && !self.past.was_full.swap(true, Ordering::Relaxed) {
+            tracing::warn!(
+                images = named.images.len(),
+                "more images are to be kept than can be: the oldest are given back"
+            );
+        }
+        gone.extend(over);
         if gone.is_empty() {
             return Ok(false);
         }
         if short {
             tracing::warn!(
-                free_bytes = space.free_bytes,
                 images = gone.len(),
                 "a zone is short of room: images of the past are given back"
             );
         }
+        let next = self.without(index, &gone, !short).await?;
         next.put(&self.storage).await?;
         let before = std::mem::replace(index, next);
         let needed: BTreeSet<FileId> = seals
@@ -269,14 +324,23 @@ impl Inner {
         if !ids.is_empty() {
             self.commit(&mut self.core.lock(), Op::Bury { ids }, None)?;
         }
-        for generation in gone {
-            KeptSeal::remove(&self.storage, generation).await?;
-        }
+        // All of them may go, and the next checkpoint waits for the index.
+        let removed = stream::iter(gone).map(|gone| KeptSeal::remove(&self.storage, gone));
+        removed
+            .buffer_unordered(REMOVED_AT_A_TIME)
+            .try_collect::<()>()
+            .await?;
         Ok(true)
     }
 
-    /// The index without some images; the lists of each go to the next that stays.
-    async fn without(&self, index: &Index, gone: &BTreeSet<Generation>) -> Result<Index> {
+    /// The index without some images; the lists of each go to the next that stays, or are not known any more if they may not
+    /// be `merged`.
+    async fn without(
+        &self,
+        index: &Index,
+        gone: &BTreeSet<Generation>,
+        merged: bool,
+    ) -> Result<Index> {
         let mut next = index.clone();
         next.images.clear();
         // Lists of those that go since the last that stays; `None` if one is not known.
@@ -301,7 +365,7 @@ impl Inner {
                     .iter_mut()
                     .for_each(|lists| lists.extend(image.lists.iter().cloned()));
                 let allocate = || self.core.lock().allocate(self.epoch);
-                let lists = lists.unwrap_or_default();
+                let lists = lists.filter(|_| merged).unwrap_or_default();
                 (image.lists, image.blocks) = merge(&self.storage, &lists, allocate).await?;
             }
             next.images.push(image);

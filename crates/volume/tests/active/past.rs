@@ -2,6 +2,7 @@
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicI64, Ordering};
+use std::time::Duration;
 
 use dax::forms::Forms;
 use dax::ids::{BlockKey, FileId, Generation};
@@ -156,6 +157,32 @@ async fn kept_images_read_as_they_were_also_after_a_takeover_until_no_rule_wants
     assert!(left.1 <= plain.1 + 6, "{left:?} and {plain:?}");
 }
 
+// An owner wrote the seal, and crashed before the index named it; or the other way round when an image went.
+#[tokio::test]
+async fn seals_that_the_index_does_not_name_are_removed_by_the_next_owner() {
+    let (volume, hand) = (Volume::format().await, Hand::default());
+    let life = open(&volume, &hand, policy("all for 1d")).await;
+    let ino = life.create("f", NewInode::File).ino;
+    for number in 1..=5 {
+        round(&life, ino, number).await;
+    }
+    let storage: Arc<dyn Storage> = life.storage.clone();
+    let put = storage.put_record("past/1/g77", "left".into(), Authority::Owner);
+    put.await.unwrap();
+    let next = open(&volume, &hand, policy("all for 1d")).await;
+    round(&next, ino, 6).await;
+    let reader = volume.reader();
+    let records = reader.list_records("past/").await.unwrap();
+    let mut left: Vec<String> = records.into_iter().map(|(name, _)| name).collect();
+    let images = kept(&next).await.into_iter();
+    let mut named: Vec<String> = images
+        .map(|generation| format!("past/{generation}"))
+        .collect();
+    left.sort();
+    named.sort();
+    assert_eq!(left, named);
+}
+
 // A takeover began with a view that nobody had told the policy: its first reclaim would have taken all for unwanted.
 // hazard: PAST-1
 #[tokio::test]
@@ -264,8 +291,11 @@ async fn a_pin_keeps_files_and_log_of_its_image_and_no_others() {
     let fill = async |ino| life.write(ino, 0, vec![1; 8 * BLOCK]).await;
     let before = made("before");
     fill(before).await;
+    let mut segments = Vec::new();
     for number in 1..=4 {
-        fill(made(&format!("wal/{number}"))).await;
+        let segment = made(&format!("wal/{number}"));
+        fill(segment).await;
+        segments.push(segment);
         life.view
             .unlink(wal, number.to_string().as_bytes(), Timestamp(3))
             .unwrap();
@@ -294,12 +324,22 @@ async fn a_pin_keeps_files_and_log_of_its_image_and_no_others() {
     assert!(stored(before).await);
     assert!(stored(after).await, "the second pin has it");
     assert_eq!(retained(), 3, "log from its redo on");
+    // Both images were cut while the segment was there, and neither needs it.
+    assert!(!stored(segments[0]).await);
+    assert!(stored(segments[2]).await);
     Pin::remove(&reader, &log.name).await.unwrap();
     life.seal(9 * SEGMENT).await;
     life.view.reclaim().await.unwrap();
     assert!(stored(before).await);
     assert!(!stored(after).await, "it was made after the first one");
     assert_eq!(retained(), 0);
+    for _ in 0..2 {
+        life.seal(9 * SEGMENT).await;
+        life.view.reclaim().await.unwrap();
+    }
+    for segment in segments {
+        assert!(!stored(segment).await, "its log is needed by nobody");
+    }
     Pin::remove(&reader, &bare.name).await.unwrap();
     life.view.reclaim().await.unwrap();
     assert!(!stored(before).await);
@@ -362,4 +402,36 @@ async fn the_oldest_go_first_when_they_take_more_than_their_space() {
         "a pin counts more than room"
     );
     assert!(kept.len() >= 3, "{kept:?}");
+}
+
+/// What gives room back wrote merged lists, and a snapshot for a pin: full zones take neither, so none of the past ever went.
+// hazard: PAST-6
+#[tokio::test]
+async fn full_zones_are_given_room_although_they_take_no_block() {
+    let (volume, hand) = (Volume::format().await, Hand::default());
+    let life = open(&volume, &hand, policy("all for 1d")).await;
+    let ino = life.create("f", NewInode::File).ino;
+    let reader = volume.reader();
+    let mut pins = Vec::new();
+    for number in 1..=10 {
+        hand.pass(1);
+        let seal = round(&life, ino, number).await;
+        if [4, 8].contains(&number) {
+            let pin = Pin::make(&reader, "test", Some(seal.generation), false);
+            pins.push(pin.await.unwrap());
+        }
+    }
+    volume.cluster.set_full(true);
+    let given_back = tokio::time::timeout(Duration::from_secs(20), life.view.reclaim());
+    given_back.await.expect("it waits for room").unwrap();
+    volume.cluster.set_full(false);
+    let pinned: Vec<Generation> = pins.iter().map(Pin::generation).collect();
+    assert_eq!(kept(&life).await, pinned);
+    for number in 11..=14 {
+        round(&life, ino, number).await;
+    }
+    for (pin, number) in pins.iter().zip([4, 8]) {
+        let seal = pin.load_seal(&reader).await.unwrap();
+        assert_eq!(read(&reader, &seal, ino).await, number);
+    }
 }
