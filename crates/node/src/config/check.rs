@@ -12,6 +12,7 @@ impl Raw {
         self.rest.check()?;
         self.standby.check()?;
         self.channel.check(cluster)?;
+        self.past.check(cluster)?;
         self.memory.cache.check("memory.cache")?;
         self.memory.overlay.check("memory.overlay")?;
         self.storage.scrub_rate.check("storage.scrub_rate")?;

@@ -1,6 +1,6 @@
 //! `[past]`: which images of the past the active keeps in the zones.
 
-use coordination::config::{ByteSize, ConfigError};
+use coordination::config::{ByteSize, ClusterConfig, ConfigError};
 use serde::Deserialize;
 use volume::past::{Keep, Policy};
 
@@ -17,13 +17,21 @@ pub(super) struct PastConfig {
 }
 
 impl PastConfig {
+    pub(super) fn check(&self, cluster: &ClusterConfig) -> Result<(), ConfigError> {
+        // Each seal would read all partitions in which an older version is kept.
+        if !self.keep.is_empty() && cluster.store.is_some() {
+            let why = "images of the past are kept in zones only, not in Cassandra";
+            return Err(ConfigError::invalid("past.keep", why));
+        }
+        self.space
+            .map_or(Ok(()), |space| space.check("past.space"))
+    }
+
     /// The policy that the rules are; none if there are no rules.
     ///
     /// # Errors
     /// Names the rule that is none.
     pub(super) fn policy(&self) -> Result<Option<Policy>, ConfigError> {
-        self.space
-            .map_or(Ok(()), |space| space.check("past.space"))?;
         if self.keep.is_empty() {
             return Ok(None);
         }

@@ -342,6 +342,10 @@ fn rules_of_the_past_are_understood_or_named() {
     let policy = policy.unwrap().unwrap();
     assert_eq!(policy.keep, "all for 1h, hourly for 1d".parse().unwrap());
     assert_eq!(policy.space, Some(1 << 30));
+    let text = format!("{MINIMAL}\n[past]\nkeep = [\"all for 1h\"]");
+    let cassandra = Config::parse_on(&text, Some("cassandra://127.0.0.3/x"));
+    let refused = cassandra.unwrap_err().to_string();
+    assert!(refused.contains("Cassandra"), "{refused}");
     let refused = past("keep = [\"yearly for 1y\"]").unwrap_err().to_string();
     assert!(
         refused.contains("past.keep") && refused.contains("yearly"),
