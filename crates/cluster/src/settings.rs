@@ -39,6 +39,8 @@ pub struct Options {
     pub storage: Vec<String>,
     /// Lines of the nodes' `[backup]`: they archive by themselves.
     pub backup: Vec<String>,
+    /// Lines of the nodes' `[past]`.
+    pub past: Vec<String>,
     /// Programs that run a node: its name, and the command that its own is given to (`nice -n 10`).
     pub wrappers: Vec<(String, Vec<String>)>,
     /// The nodes' names; the first becomes the active.
@@ -100,6 +102,7 @@ impl Options {
             standby: Vec::new(),
             storage: Vec::new(),
             backup: Vec::new(),
+            past: Vec::new(),
             wrappers: Vec::new(),
             nodes: vec!["north".into(), "south".into()],
             spares: Vec::new(),
@@ -305,6 +308,7 @@ fn text(
     ));
     text.push_str(&table("standby", &options.standby, ""));
     text.push_str(&table("backup", &options.backup, ""));
+    text.push_str(&table("past", &options.past, ""));
     text.push_str(&table(
         "storage",
         &options.storage,

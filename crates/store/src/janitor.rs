@@ -441,6 +441,7 @@ impl<'a> Drops<'a> {
         self.send();
         self.volume
             .add_candidates(std::mem::take(&mut self.candidates));
+        self.volume.publish_past_blocks();
     }
 }
 

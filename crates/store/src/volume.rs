@@ -43,6 +43,7 @@ pub(crate) struct Volume {
     slots: AtomicU64,
     candidates: Mutex<Candidates>,
     parked: Mutex<Parked>,
+    past_blocks: AtomicU64,
     opened: Instant,
     meter: Mutex<Meter>,
     /// Bytes of answers that wait for its clients.
@@ -198,7 +199,7 @@ impl Volume {
             used_bytes: self.used_bytes(),
             since_start,
             recent,
-            past_blocks: self.parked().images().map(|(_, versions)| versions).sum(),
+            past_blocks: self.past_blocks.load(Ordering::Relaxed),
             recent_ms: u32::try_from(window.as_millis()).unwrap_or(u32::MAX),
         }
     }
@@ -240,6 +241,12 @@ impl Volume {
     /// Blocks that wait for an image to leave.
     pub fn parked(&self) -> MutexGuard<'_, Parked> {
         self.parked.lock()
+    }
+
+    /// Makes known how many versions are parked: who asks must not wait for the janitor, which may move a million of them.
+    pub fn publish_past_blocks(&self) {
+        let parked: u64 = self.parked().images().map(|(_, versions)| versions).sum();
+        self.past_blocks.store(parked, Ordering::Relaxed);
     }
 
     /// Takes the candidates out.
@@ -332,6 +339,7 @@ impl Volumes {
             slots: AtomicU64::new(0),
             candidates: Mutex::default(),
             parked: Mutex::default(),
+            past_blocks: AtomicU64::new(0),
             opened: Instant::now(),
             meter: Mutex::default(),
             waiting_bytes: AtomicUsize::new(0),

@@ -23,6 +23,7 @@ mod mirrored;
 mod operator;
 mod ordered;
 mod page;
+mod past;
 mod prepared;
 mod proxied;
 mod queries;

@@ -107,7 +107,7 @@ impl Log {
     }
 }
 
-/// What must stay.
+/// Everything that must stay.
 struct Needs {
     images: Vec<Lineage>,
     readers: Vec<Reader>,

@@ -404,7 +404,7 @@ async fn the_oldest_go_first_when_they_take_more_than_their_space() {
     assert!(kept.len() >= 3, "{kept:?}");
 }
 
-/// What gives room back wrote merged lists, and a snapshot for a pin: full zones take neither, so none of the past ever went.
+/// Giving room back wrote merged lists, and a snapshot for a pin: full zones take neither, so none of the past ever went.
 // hazard: PAST-6
 #[tokio::test]
 async fn full_zones_are_given_room_although_they_take_no_block() {
