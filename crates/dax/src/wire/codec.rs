@@ -87,7 +87,10 @@ impl Encoder<'_> {
         self.traffic(&v.since_start);
         self.traffic(&v.recent);
         self.u32(v.recent_ms);
-        self.u64(v.past_blocks);
+        // Since protocol 6, and only if there are any: what is decoded is encoded in as many bytes.
+        if v.past_blocks > 0 {
+            self.u64(v.past_blocks);
+        }
     }
     fn traffic(&mut self, v: &Traffic) {
         let counts = [v.writes, v.write_bytes, v.reads, v.read_bytes, v.syncs];
