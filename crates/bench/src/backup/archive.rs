@@ -22,7 +22,7 @@ use crate::statistics::Sample;
 /// How often the log's end is noted.
 const EVERY: Duration = Duration::from_millis(250);
 /// pgbench's clients.
-const CLIENTS: u16 = 8;
+pub(super) const CLIENTS: u16 = 8;
 
 /// How it is measured.
 pub(super) struct Runs {

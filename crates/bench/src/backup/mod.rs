@@ -4,6 +4,7 @@
 //! of the machine's own counters. Each backup is restored and started, and must have every commit that was acknowledged before it.
 
 mod archive;
+mod images;
 mod report;
 mod step;
 mod tools;
@@ -25,6 +26,7 @@ use serde::Serialize;
 
 pub use self::archive::Archiving;
 use self::archive::Runs;
+pub use self::images::Images;
 pub use self::report::table;
 use self::step::Before;
 pub use self::step::Step;
@@ -82,6 +84,8 @@ pub struct Report {
     pub tools: Vec<Steps>,
     /// Transactions a second while the log is archived.
     pub archiving: Archiving,
+    /// The same while images of the past are kept in the zones.
+    pub images: Images,
 }
 
 /// Measures everything; `say` hears what is going on.
@@ -117,6 +121,7 @@ pub async fn run(options: &Options, say: impl Fn(&str)) -> Result<Report> {
         rounds: options.rounds,
     };
     let archiving = archive::measure(&runs, &bench.cluster, &server, &repositories, &say).await?;
+    let images = images::measure(&runs, &bench.cluster, &bench.active, &say).await?;
     bench.cluster.check_running()?;
     bench.cluster.shutdown();
     Ok(Report {
@@ -128,6 +133,7 @@ pub async fn run(options: &Options, say: impl Fn(&str)) -> Result<Report> {
         rest,
         tools,
         archiving,
+        images,
     })
 }
 

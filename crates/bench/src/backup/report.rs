@@ -1,6 +1,7 @@
 //! The report for people.
 
 use super::Report;
+use super::images::Images;
 use super::step::Step;
 
 /// A table.
@@ -43,6 +44,49 @@ pub fn table(report: &Report) -> String {
     out.push_str(&format!(
         "\n  the repository is behind by {} ms, at 99 % by {} ms\n\n",
         lag.p50, lag.p99
+    ));
+    out.push_str(&images(&report.images));
+    out
+}
+
+/// What images of the past cost.
+fn images(images: &Images) -> String {
+    let Images { nothing, kept, .. } = images;
+    let mut out = format!(
+        "  {:<31} {:>8} {:>8} {:>8}\n",
+        format!("{} images are kept, medians", images.images),
+        "none",
+        "all",
+        ""
+    );
+    let rows = [
+        ("transactions a second", &nothing.tps, &kept.tps, 1.0),
+        (
+            "zones, processor us each",
+            &nothing.zones_cpu_ms,
+            &kept.zones_cpu_ms,
+            1e-3,
+        ),
+        (
+            "zones, memory MB",
+            &nothing.zones_memory_bytes,
+            &kept.zones_memory_bytes,
+            1e6,
+        ),
+    ];
+    for (name, without, with, unit) in rows {
+        let (without, with) = (without.median, with.median);
+        let ratio = with / without.max(f64::MIN_POSITIVE);
+        let line = format!(
+            "  {name:<31} {:>8.0} {:>8.0} {ratio:>8.3}\n",
+            without / unit,
+            with / unit
+        );
+        out.push_str(&line);
+    }
+    out.push_str(&format!(
+        "\n  {:.0} blocks are kept for them, and given back within {:.1} s\n\n",
+        images.past_blocks.median, images.given_back_seconds.median
     ));
     out
 }

@@ -7,7 +7,7 @@ use super::{Common, Programs, Runs, Scale};
 /// Compare backups of a cluster under load: `understudy backup`, pgBackRest and `pg_basebackup`.
 ///
 /// Each makes a full backup, and two more if it has incremental ones. Each is restored and started, and must have every commit of
-/// before. Then pgbench runs with and without an archive. On pgbench's scale 340 (5 GB), 60 s apart; with --quick, on scale 10,
+/// before. Then pgbench runs with and without an archive, and with and without ten images of the past in the zones. On pgbench's scale 340 (5 GB), 60 s apart; with --quick, on scale 10,
 /// 5 s apart. pgBackRest must be installed.
 #[derive(Debug, Args)]
 #[command(after_help = "\
