@@ -9,7 +9,7 @@
 //! | 0 | blocks as they are, or packed as a whole |
 //! | 1 | (release 0.1) blocks as a difference from what they were, and in pieces |
 //! | 2 | nothing: from here on programs that do not look at the number, those of release 0.1, are not let in by zones |
-//! | 3 | pins and kept seals (`volume::past`): an active that does not look at them would give back what they need |
+//! | 3 | pins and kept seals (`volume::past`): an active that does not look at them would give back what they need; a volume that is laid over another one ([`crate::layer`]) has this number from the beginning |
 //!
 //! A form that is new gets a number, and a [`PROTOCOL`](crate::wire::PROTOCOL), by which zones tell who reads it.
 //!

@@ -38,6 +38,8 @@ mod entropy;
 pub mod error;
 pub mod forms;
 pub mod ids;
+pub mod layer;
+mod lineage;
 pub mod membership;
 pub mod memory;
 pub mod replica;

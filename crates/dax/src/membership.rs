@@ -14,7 +14,7 @@
 //!       └──────────────────────────────────────── joint, back
 //! ```
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use serde::{Deserialize, Serialize};
 
@@ -174,6 +174,17 @@ impl Membership {
             change: None,
             former: Vec::new(),
         })
+    }
+
+    /// Settings of a volume with these members, as they are now.
+    pub fn settings(&self, made_with: &VolumeSettings) -> VolumeSettings {
+        let zones: BTreeSet<ZoneId> = self.members.iter().map(|member| member.zone).collect();
+        VolumeSettings {
+            replicas: self.members.len() as u8,
+            sync_replicas: self.sync_replicas,
+            zones: zones.len() as u8,
+            ..made_with.clone()
+        }
     }
 
     /// The member that is this store, joining ones included.

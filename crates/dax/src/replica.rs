@@ -78,7 +78,8 @@ impl Fence {
             if owner == self.grant.owner {
                 return Claim::Repeated;
             }
-            if !settled {
+            // Below the first epoch of a layered volume.
+            if !settled || self.grant.owner.is_empty() {
                 return Claim::Refused;
             }
         }
@@ -96,7 +97,7 @@ impl Fence {
     pub fn admit(&self, epoch: Epoch) -> Result<(), Refusal> {
         match epoch.cmp(&self.grant.epoch) {
             std::cmp::Ordering::Less => Err(Refusal::Fenced),
-            std::cmp::Ordering::Equal if epoch != Epoch::NONE => Ok(()),
+            std::cmp::Ordering::Equal if !self.grant.owner.is_empty() => Ok(()),
             _ => Err(Refusal::Unannounced),
         }
     }
@@ -213,6 +214,21 @@ mod tests {
         }
         assert_eq!(fence.grant().epoch, Epoch(5));
         assert_eq!(fence.grant().owner, "a");
+    }
+
+    // hazard: LAYER-1
+    #[test]
+    fn nobody_owns_an_epoch_below_the_first_of_a_layered_volume() {
+        let mut fence = Fence::new(EpochGrant {
+            epoch: Epoch(4),
+            owner: String::new(),
+        });
+        for (epoch, settled) in [(1, false), (4, false), (4, true)] {
+            assert_eq!(fence.own(Epoch(epoch), "a", settled), Claim::Refused);
+            assert!(fence.admit(Epoch(epoch)).is_err());
+        }
+        assert_eq!(fence.own(Epoch(5), "a", false), Claim::Accepted);
+        assert_eq!(fence.admit(Epoch(5)), Ok(()));
     }
 
     #[test]

@@ -3,7 +3,8 @@
 use serde::{Deserialize, Serialize};
 
 use crate::error::{Error, ErrorKind, Result};
-use crate::ids::{ReplicaId, ZoneId};
+use crate::ids::{Epoch, ReplicaId, ZoneId};
+use crate::layer::Layer;
 
 /// The most replicas that a volume can have.
 pub const MAX_REPLICAS: u8 = 16;
@@ -57,6 +58,9 @@ pub struct VolumeSettings {
     pub zones: u8,
     /// How blocks are written and read.
     pub protocol: Protocol,
+    /// Image of another volume that this one shows where it has nothing of its own.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub layer: Option<Box<Layer>>,
 }
 
 impl Default for VolumeSettings {
@@ -67,6 +71,7 @@ impl Default for VolumeSettings {
             sync_replicas: 2,
             zones: 3,
             protocol: Protocol::StrongOptimistic,
+            layer: None,
         }
     }
 }
@@ -107,6 +112,9 @@ impl VolumeSettings {
                 self.sync_replicas, self.replicas, self.replicas
             ));
         }
+        if let Some(layer) = &self.layer {
+            layer.check()?;
+        }
         self.check_zones()
     }
 
@@ -130,6 +138,36 @@ impl VolumeSettings {
             ));
         }
         Ok(())
+    }
+
+    /// Settings of a volume that is laid over another one, which has these settings.
+    pub fn under(&self, layer: Layer) -> VolumeSettings {
+        VolumeSettings {
+            layer: Some(Box::new(layer)),
+            ..self.clone()
+        }
+    }
+
+    /// Accepted epoch of a volume that nobody has owned so far.
+    pub fn unowned(&self) -> Epoch {
+        let first = self.layer.as_ref().map_or(1, |layer| layer.first_epoch.0);
+        Epoch(first - 1)
+    }
+
+    /// Refuses a layer over a volume that has blocks of another kind. (How many copies there are is a matter of the members,
+    /// which may have changed since the volume below was made.)
+    ///
+    /// # Errors
+    /// `Invalid`.
+    pub fn check_parent(&self, parent: &VolumeSettings) -> Result<()> {
+        let kind = |settings: &VolumeSettings| (settings.block_size_bytes, settings.protocol);
+        match kind(self) == kind(parent) {
+            true => Ok(()),
+            false => Err(Error::new(
+                ErrorKind::Invalid,
+                format!("a layer needs the settings of the volume below it: {parent:?}"),
+            )),
+        }
     }
 
     /// The zone that a replica is in: replicas are counted zone by zone.

@@ -9,14 +9,16 @@ use dax::wire::{Base, BlockWrite};
 use crate::committer::{Committer, Round};
 use crate::engine::{EngineError, Found};
 use crate::keys::Slot;
+use crate::layers;
+use crate::volume::Volume;
 
 impl Committer {
     /// A write with what it begins with, if that is here. If that cannot be read now the write is sent as a whole, as if
     /// nothing were here: it needs no other block then, and nothing is guessed.
     pub(crate) fn completed(
         &self,
-        write: BlockWrite,
-        base: Base,
+        volume: &Volume,
+        (write, base): (BlockWrite, Base),
         slot: Slot,
         round: &Round,
     ) -> Result<Option<BlockWrite>, EngineError> {
@@ -30,7 +32,30 @@ impl Committer {
         }
         match self.shared.engine.get(&slot) {
             Ok(Some(Found::Block(stored))) => Ok(self.behind(write, &stored.data)),
+            Ok(None) if volume.settings.layer.is_some() => {
+                self.completed_below(write, volume, slot)
+            }
             Ok(Some(Found::Corrupt(_)) | None) => Ok(None),
+            Err(error) if error.may_pass() => Ok(None),
+            Err(error) => Err(error),
+        }
+    }
+
+    /// The same where the volume has nothing of its own there: what the writer has read is of a volume below.
+    fn completed_below(
+        &self,
+        write: BlockWrite,
+        volume: &Volume,
+        slot: Slot,
+    ) -> Result<Option<BlockWrite>, EngineError> {
+        match layers::exactly(
+            (&self.shared.volumes, &*self.shared.engine),
+            volume,
+            slot.key,
+            slot.generation,
+        ) {
+            Ok(Ok(Some((_, Found::Block(stored))))) => Ok(self.behind(write, &stored.data)),
+            Ok(_) => Ok(None),
             Err(error) if error.may_pass() => Ok(None),
             Err(error) => Err(error),
         }

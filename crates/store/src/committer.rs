@@ -101,6 +101,8 @@ pub(crate) struct Round {
     pub promotes: Vec<(Epoch, ReadJob)>,
     /// Begun once the writes before them can be found.
     pub removals: Vec<(Arc<Volume>, u64, Removal)>,
+    /// Volumes that are gone.
+    pub removed: Vec<Arc<Volume>>,
     pub touched: HashMap<VolumeId, Touched>,
 }
 
@@ -129,7 +131,8 @@ impl Round {
 
     /// Puts the changes into a batch of the engine.
     fn fill(&mut self, batch: &mut Batch) {
-        for touched in self.touched.values().filter(|t| t.slots != 0) {
+        let counted = |t: &&Touched| t.slots != 0 && !t.volume.is_removed();
+        for touched in self.touched.values().filter(counted) {
             let count = touched.slots_after().to_be_bytes().to_vec();
             batch.put_meta(&meta::slots_key(touched.volume.id), count.into());
         }
@@ -145,6 +148,12 @@ impl Round {
                 None => batch.remove_meta(&key),
             }
         }
+    }
+
+    /// The volume is removed, and what the round wrote into it.
+    pub fn forget(&mut self, volume: VolumeId) {
+        self.blocks.retain(|slot, _| slot.volume != volume);
+        self.touched.remove(&volume);
     }
 
     /// What the round does to `volume`.
@@ -178,7 +187,11 @@ impl Committer {
                 .map(|v| (v.id, Fence::new(v.grant())))
                 .collect(),
             links: HashMap::new(),
-            next_volume: volumes.iter().map(|v| v.id.0 + 1).max().unwrap_or(1),
+            next_volume: {
+                let ids = volumes.iter().map(|volume| volume.id);
+                let ids = ids.chain(shared.volumes.removed_ids());
+                ids.map(|id| id.0 + 1).max().unwrap_or(1)
+            },
             next_removal,
             undone: HashSet::new(),
             #[cfg(test)]
@@ -293,8 +306,15 @@ impl Committer {
         self.publish(round.grants, round.retentions);
         self.publish_members(round.memberships);
         self.publish_sightings(round.sightings);
+        let answered: HashSet<u64> = match round.removed.is_empty() {
+            true => HashSet::new(),
+            false => round.replies.iter().map(|(conn, ..)| conn.id).collect(),
+        };
         for (conn, id, reply) in round.replies {
             conn.send(id, reply);
+        }
+        for volume in round.removed {
+            self.end(&volume, &answered);
         }
         for (volume, number, removal) in round.removals {
             shared.tasks.remove(volume, number, removal);
@@ -304,6 +324,22 @@ impl Committer {
         }
         // Everybody has been told.
         shared.engine.settle()
+    }
+
+    /// Ends a volume that is removed durably, with its connections: what was read there after its blocks have gone would be
+    /// taken for absent.
+    fn end(&self, volume: &Volume, answered: &HashSet<u64>) {
+        tracing::info!(volume = %volume.name, "the volume was removed");
+        self.shared.volumes.remove(volume);
+        for conn in self.shared.conns.lock().values() {
+            let same = conn.volume().is_some_and(|v| v.id == volume.id);
+            match answered.contains(&conn.id) {
+                true if same => conn.finish(),
+                false if same => conn.close(),
+                _ => {}
+            }
+        }
+        self.shared.tasks.purge(volume.id);
     }
 
     /// Shows durable grants and retentions, and tells those who are fenced by them.

@@ -1,23 +1,22 @@
 //! What the committer does about each piece of work: the replica's rules ([`dax::replica`]) applied
 //! to what is stored.
 
-use std::collections::BTreeSet;
 use std::sync::Arc;
 
 use bytes::Bytes;
 use dax::error::{Error, ErrorKind};
 use dax::forms::Forms;
-use dax::ids::{Epoch, Generation, StoreId, Version, VolumeName};
+use dax::ids::{Epoch, Generation, Version};
 use dax::membership::Membership;
 use dax::replica::{Claim, Heard, Refusal, replaces};
 use dax::sightings::Sightings;
-use dax::storage::{Retention, VolumeSettings};
+use dax::storage::Retention;
 use dax::wire::{BlockWrite, Request, Response, StoredRecord};
 
 use crate::committer::{Committer, Round};
 use crate::connection::Conn;
 use crate::engine::{EngineError, Found};
-use crate::keys::{Slot, VolumeId, decode_record, encode_record};
+use crate::keys::{Slot, decode_record, encode_record};
 use crate::meta::{self, Forgiven, Removal, VolumeMeta, to_json};
 use crate::reads::ReadJob;
 use crate::shared::Work;
@@ -54,6 +53,12 @@ impl Committer {
                 round.replies.extend(reply.map(|reply| (conn, id, reply)));
             }
             Work::Drop(volume, slots) => self.drop_slots(&volume, &slots, round)?,
+            Work::Purge(slots) => {
+                for slot in slots {
+                    self.versions.forget(&slot);
+                    round.blocks.insert(slot, None);
+                }
+            }
             Work::Damaged(slot) => self.versions.damage(&slot),
             Work::Removed(volume, number, removal) => self.removed(volume, number, removal, round),
         }
@@ -85,6 +90,9 @@ impl Committer {
         let Some(volume) = conn.volume() else {
             return Ok(Err(unbound()));
         };
+        if volume.is_removed() {
+            return Ok(Err(removed(volume)));
+        }
         conn.announce(write.epoch);
         if let Err(error) = self.admit(volume, write.epoch) {
             return Ok(Err(error));
@@ -112,7 +120,7 @@ impl Committer {
         let sent_bytes = write.data.len() as u64;
         let write = match write.base {
             None => write,
-            Some(base) => match self.completed(write, base, slot, round)? {
+            Some(base) => match self.completed(volume, (write, base), slot, round)? {
                 Some(whole) => whole,
                 None => return Ok(Err(no_base())),
             },
@@ -195,6 +203,9 @@ impl Committer {
         let Some(volume) = conn.volume().cloned() else {
             return Ok(Some(error(&unbound())));
         };
+        if volume.is_removed() {
+            return Ok(Some(error(&removed(&volume))));
+        }
         Ok(Some(match request {
             Request::OwnEpoch {
                 epoch,
@@ -287,6 +298,10 @@ impl Committer {
                 )),
                 Ok(()) => went_back(&volume, Forgiven { run, lift }, round),
             },
+            Request::RemoveVolume { epoch, close } => match self.admit(&volume, epoch) {
+                Err(e) => error(&e),
+                Ok(()) => self.remove_volume(&volume, epoch, close, round)?,
+            },
             Request::Rebuilt { epoch } => match self.admit(&volume, epoch) {
                 Err(e) => error(&e),
                 Ok(()) => rebuilt(&volume, round),
@@ -296,49 +311,6 @@ impl Committer {
                 error(&Error::new(ErrorKind::Protocol, "not for the committer"))
             }
         }))
-    }
-
-    fn create(
-        &mut self,
-        (name, settings): (VolumeName, VolumeSettings),
-        rebuilding: bool,
-        membership: Option<Box<Membership>>,
-        round: &mut Round,
-    ) -> Response {
-        if let Err(e) = settings.check() {
-            return error(&e);
-        }
-        if let Some(volume) = self.shared.volumes.get(&name) {
-            return match is_as_wanted(&volume, &settings, membership.as_deref()) {
-                Ok(()) => Response::Done,
-                Err(e) => error(&e),
-            };
-        }
-        let id = VolumeId(self.next_volume);
-        self.next_volume += 1;
-        let about = VolumeMeta {
-            id: id.0,
-            settings,
-            rebuilding,
-            forgiven: None,
-        };
-        if rebuilding {
-            tracing::warn!(volume = %name, "a volume that exists elsewhere was lost here: its owner sends it again");
-        }
-        round
-            .metas
-            .insert(meta::volume_key(&name), Some(to_json(&about)));
-        // It may be seen before it is durable: nobody can write to it before that, because nobody
-        // can own an epoch earlier than in a later round, or in this one and be answered.
-        let volume = self.shared.volumes.insert(name, about);
-        if let Some(membership) = membership {
-            round
-                .metas
-                .insert(meta::members_key(id), Some(to_json(&membership)));
-            volume.publish_membership(membership);
-        }
-        self.fences.insert(id, dax::replica::Fence::default());
-        Response::Done
     }
 
     fn own(
@@ -485,39 +457,6 @@ fn check_known(volume: &Arc<Volume>, conn: &Conn, round: &Round) -> Result<(), E
     }
 }
 
-/// True if a volume that exists is the one that somebody wants to make.
-///
-/// # Errors
-/// `Conflict` if it has other settings, or other zones: somebody else makes it at the same time, in another way.
-fn is_as_wanted(
-    volume: &Volume,
-    settings: &VolumeSettings,
-    membership: Option<&Membership>,
-) -> Result<(), Error> {
-    let name = &volume.name;
-    if volume.settings != *settings {
-        let message = format!(
-            "volume {name} exists with other settings: {:?}",
-            volume.settings
-        );
-        return Err(Error::new(ErrorKind::Conflict, message));
-    }
-    let kept = volume.membership();
-    let stores = |membership: &Membership| -> BTreeSet<StoreId> {
-        membership.members.iter().map(|m| m.store).collect()
-    };
-    let differs = kept.zip(membership).is_some_and(|(kept, wanted)| {
-        kept.version == wanted.version && stores(&kept) != stores(wanted)
-    });
-    if differs {
-        let message = format!(
-            "volume {name} was created with other zones: all nodes must list the same ones"
-        );
-        return Err(Error::new(ErrorKind::Conflict, message));
-    }
-    Ok(())
-}
-
 /// Keeps a membership, if it is newer than what was kept or decided.
 fn hear(
     volume: &Arc<Volume>,
@@ -554,24 +493,27 @@ fn see(volume: &Arc<Volume>, sightings: Arc<Sightings>, round: &mut Round) -> Re
 
 /// The volume is to be rebuilt, as its owner says to this run.
 fn went_back(volume: &Arc<Volume>, forgiven: Forgiven, round: &mut Round) -> Response {
-    mark(volume, true, Some(forgiven), round);
+    mark(volume, round, |about| {
+        about.rebuilding = true;
+        about.forgiven = Some(forgiven);
+    });
     round.went_back.push((volume.clone(), forgiven));
     Response::Done
 }
 
-fn mark(volume: &Volume, rebuilding: bool, forgiven: Option<Forgiven>, round: &mut Round) {
-    let about = VolumeMeta {
-        id: volume.id.0,
-        settings: volume.settings.clone(),
-        rebuilding,
-        forgiven,
-    };
+/// Changes what is kept about a volume.
+pub(crate) fn mark(volume: &Volume, round: &mut Round, change: impl FnOnce(&mut VolumeMeta)) {
+    let mut about = volume.decided();
+    change(&mut about);
     let key = meta::volume_key(&volume.name);
-    round.metas.insert(key, Some(to_json(&about)));
+    round.metas.insert(key, Some(to_json(&*about)));
 }
 
 fn rebuilt(volume: &Arc<Volume>, round: &mut Round) -> Response {
-    mark(volume, false, volume.forgiven(), round);
+    mark(volume, round, |about| {
+        about.rebuilding = false;
+        about.restored = true;
+    });
     round.rebuilt.push(volume.clone());
     Response::Done
 }
@@ -604,6 +546,12 @@ pub(crate) fn error(error: &Error) -> Response {
 
 fn unbound() -> Error {
     Error::new(ErrorKind::Protocol, "say hello first, to name a volume")
+}
+
+/// The answer to whoever works on in a volume that was removed.
+pub(crate) fn removed(volume: &Volume) -> Error {
+    let text = format!("volume {} was removed", volume.name);
+    Error::new(ErrorKind::Fenced, text)
 }
 
 fn no_base() -> Error {

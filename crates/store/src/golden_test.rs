@@ -6,7 +6,11 @@ use std::fmt::Debug;
 use std::path::Path;
 
 use bytes::Bytes;
-use dax::ids::{BlockIndex, BlockKey, Epoch, FileId, Generation, StoreId, Version, ZoneId};
+use dax::credentials::Proof;
+use dax::ids::{
+    BlockIndex, BlockKey, Epoch, FileId, Generation, StoreId, Version, VolumeName, ZoneId,
+};
+use dax::layer::Layer;
 use dax::membership::{Change, Member, Membership};
 use dax::sightings::{Run, Runs, Sighting, Sightings};
 use dax::storage::{EpochGrant, Lineage, Retention, VolumeSettings};
@@ -15,15 +19,19 @@ use serde::Serialize;
 use serde::de::DeserializeOwned;
 
 use crate::keys::{Slot, VolumeId, decode_block, decode_record, encode_block, encode_record};
-use crate::meta::{Forgiven, Removal, VolumeMeta, from_json, to_json};
+use crate::meta::{
+    Forgiven, Removal, VolumeMeta, from_json, removed_key, removed_value, removed_volume, to_json,
+};
 
 const VERSION: Version = Version {
     epoch: Epoch(3),
     seq: 11,
 };
 
-fn path() -> std::path::PathBuf {
-    Path::new(env!("CARGO_MANIFEST_DIR")).join("src/golden/zone-4.txt")
+fn path(name: &str) -> std::path::PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR"))
+        .join("src/golden")
+        .join(name)
 }
 
 /// The values as they are made now, each with a check of the one that was kept.
@@ -60,13 +68,12 @@ fn look(values: &mut Values) {
         block: BlockIndex(9),
     };
     values.json(VolumeMeta {
-        id: 1,
-        settings: VolumeSettings::default(),
         rebuilding: true,
         forgiven: Some(Forgiven {
             run: 5,
             lift: 1 << 40,
         }),
+        ..VolumeMeta::new(VolumeId(1), VolumeSettings::default())
     });
     values.json(EpochGrant {
         epoch: Epoch(3),
@@ -134,14 +141,57 @@ fn look(values: &mut Values) {
     assert_eq!(Slot::decode(&kept), Some(slot));
 }
 
+/// Values that came with layers, which release 0.1 does not know: it opens no directory of format 4.
+fn look_at_layers(values: &mut Values) {
+    let generation = |epoch| Generation {
+        epoch: Epoch(epoch),
+        number: 5,
+    };
+    let name = VolumeName::new("v").unwrap();
+    let settings = VolumeSettings::default().under(Layer {
+        parent: VolumeName::new("p").unwrap(),
+        image: Lineage::up_to(generation(2))
+            .continued(generation(3))
+            .truncated(generation(4)),
+        first_epoch: Epoch(5),
+        proof: Some(Proof([7; 32])),
+    });
+    values.json(VolumeMeta {
+        closed: Some(Epoch(6)),
+        restored: true,
+        doubts_layer: true,
+        ..VolumeMeta::new(VolumeId(2), settings)
+    });
+    let kept = values.value(&removed_value(VolumeId(2)));
+    let removed = removed_volume(&removed_key(&name), &kept);
+    assert_eq!(removed, Some((name, VolumeId(2))));
+}
+
+/// A volume without a layer is written as ever, so that a zone can go back to the program before.
+#[test]
+fn a_volume_without_a_layer_is_written_as_before() {
+    let plain = VolumeMeta {
+        rebuilding: true,
+        ..VolumeMeta::new(VolumeId(1), VolumeSettings::default())
+    };
+    let expected = r#"{"id":1,"settings":{"block_size_bytes":8192,"replicas":3,"sync_replicas":2,"zones":3,"protocol":"strong_optimistic"},"rebuilding":true,"lifted":null}"#;
+    assert_eq!(to_json(&plain), expected);
+}
+
 #[test]
 fn golden_values_of_a_zones_directory_are_understood() {
-    if std::env::var_os("UPDATE_GOLDEN").is_some() && !path().exists() {
+    golden("zone-4.txt", look);
+    golden("zone-layers.txt", look_at_layers);
+}
+
+fn golden(name: &str, look: impl Fn(&mut Values)) {
+    let path = path(name);
+    if std::env::var_os("UPDATE_GOLDEN").is_some() && !path.exists() {
         let mut values = Values::default();
         look(&mut values);
-        std::fs::write(path(), values.made).unwrap();
+        std::fs::write(&path, values.made).unwrap();
     }
-    let text = std::fs::read_to_string(path()).unwrap();
+    let text = std::fs::read_to_string(&path).unwrap();
     let bytes = |line: &str| {
         let digits = (0..line.len()).step_by(2);
         digits

@@ -24,9 +24,9 @@ use crate::shared::{Shared, Work};
 use crate::volume::Volume;
 
 /// Slots in one message to the committer.
-const SLOTS_PER_DROP: usize = 256;
+pub(crate) const SLOTS_PER_DROP: usize = 256;
 /// What a slot on its way to be dropped weighs in the committer's queue.
-const SLOT_WEIGHT: usize = 1024;
+pub(crate) const SLOT_WEIGHT: usize = 1024;
 
 /// Bytes of a volume's removals that are not done, at most: more are refused, and asked for again.
 const MAX_REMOVAL_BYTES: usize = 4 << 20;
@@ -46,6 +46,18 @@ const REST: u32 = 16;
 const WORK_MIN: Duration = Duration::from_millis(1);
 const REST_MAX: Duration = Duration::from_millis(100);
 
+/// The first and the last block that there can be.
+pub(crate) const EVERYTHING: (BlockKey, BlockKey) = (
+    BlockKey {
+        file: FileId(0),
+        block: BlockIndex(0),
+    },
+    BlockKey {
+        file: FileId(u64::MAX),
+        block: BlockIndex(u64::MAX),
+    },
+);
+
 /// Something to do in the background.
 enum Task {
     /// Look at every block of a volume: once after a start.
@@ -53,6 +65,8 @@ enum Task {
     /// Look at the candidates.
     Prune(Arc<Volume>),
     Remove(Arc<Volume>, u64, Removal),
+    /// Give all blocks of a removed volume back: at its removal, and after each start.
+    Purge(VolumeId),
 }
 
 /// What the janitor still has to do.
@@ -99,6 +113,11 @@ impl Tasks {
         self.add(Task::Remove(volume, number, removal));
     }
 
+    /// Gives the blocks of a removed volume back.
+    pub fn purge(&self, volume: VolumeId) {
+        self.add(Task::Purge(volume));
+    }
+
     /// Takes room for a removal; false if the volume has as many waiting as it may have.
     pub fn reserve(&self, volume: VolumeId, removal: &Removal) -> bool {
         let mut removals = self.removals.lock();
@@ -138,7 +157,7 @@ impl Tasks {
 
 /// Finds what can be dropped.
 pub(crate) struct Janitor {
-    shared: Arc<Shared>,
+    pub(crate) shared: Arc<Shared>,
     /// Blocks of a file before this are gone already, by removals up to this number.
     gone_before: HashMap<(VolumeId, FileId), (u64, u64)>,
     /// Wrong on purpose: what is parked is never looked at again.
@@ -193,15 +212,15 @@ impl Janitor {
             Task::Scan(volume) => self.scan(volume),
             Task::Prune(volume) => self.prune(volume),
             Task::Remove(volume, number, removal) => self.remove(volume, *number, removal),
+            Task::Purge(volume) => self.purge(*volume),
         }
     }
 
     /// Looks at every block of a volume.
     fn scan(&self, volume: &Arc<Volume>) -> Result<(), EngineError> {
-        let last = BlockKey::new(FileId(u64::MAX), u64::MAX);
         volume.parked().clear();
         let mut drops = Drops::new(&self.shared, volume);
-        if self.go_through((BlockKey::new(FileId(0), 0), last), &mut drops)? {
+        if self.go_through(EVERYTHING, &mut drops)? {
             drops.finish();
         }
         Ok(())
@@ -349,13 +368,13 @@ fn goes(sorted: impl IntoIterator<Item = BlockKey>) -> Vec<(BlockKey, BlockKey)>
 }
 
 /// Sees that work is followed by rest.
-struct Pace {
+pub(crate) struct Pace {
     slots: u32,
     working_since: Instant,
 }
 
 impl Pace {
-    fn new() -> Pace {
+    pub fn new() -> Pace {
         Pace {
             slots: 0,
             working_since: Instant::now(),
@@ -363,7 +382,7 @@ impl Pace {
     }
 
     /// So many slots were looked at.
-    fn worked(&mut self, slots: usize) {
+    pub fn worked(&mut self, slots: usize) {
         self.slots += slots as u32;
         if self.slots < SLOTS_BEFORE_REST {
             return;

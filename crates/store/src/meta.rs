@@ -7,6 +7,7 @@
 //! runs                    the last runs of its process, and where they began JSON
 //! log                     the number of the last commit that this keyspace has (crate::engine)
 //! v <name>                volume: id, settings, whether it is rebuilding     JSON
+//! x <name>                a volume that was removed: its id                   u32
 //! e <id>                  accepted epoch and owner                           JSON
 //! m <id>                  who the volume's members are, if it was told      JSON
 //! s <id>                  how far the volume's stores were seen to be       JSON
@@ -21,7 +22,7 @@ use std::path::Path;
 
 use bytes::Bytes;
 use dax::forms::{Forms, WrittenForms};
-use dax::ids::{BlockIndex, FileId, StoreId, VolumeName};
+use dax::ids::{BlockIndex, Epoch, FileId, StoreId, VolumeName};
 use dax::sightings::{Run, Runs};
 use dax::storage::VolumeSettings;
 use dax::wire::StoredRecord;
@@ -50,6 +51,34 @@ pub(crate) struct VolumeMeta {
     /// That this replica was told that it had gone back. (What was kept as "forgiven" once says less; who has it is told again.)
     #[serde(default, rename = "lifted")]
     pub forgiven: Option<Forgiven>,
+    /// Until a later epoch than this is accepted, nothing is laid over it, because it is about to be removed.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub closed: Option<Epoch>,
+    /// This replica was rebuilt once, so that it had everything then.
+    #[serde(default, skip_serializing_if = "is_false")]
+    pub restored: bool,
+    /// The volume below may be an older copy than the one that this volume was laid over.
+    #[serde(default, skip_serializing_if = "is_false")]
+    pub doubts_layer: bool,
+}
+
+fn is_false(value: &bool) -> bool {
+    !value
+}
+
+impl VolumeMeta {
+    /// A new volume.
+    pub fn new(id: VolumeId, settings: VolumeSettings) -> VolumeMeta {
+        VolumeMeta {
+            id: id.0,
+            settings,
+            rebuilding: false,
+            forgiven: None,
+            closed: None,
+            restored: false,
+            doubts_layer: false,
+        }
+    }
 }
 
 /// What was seen of a replica before it was told that it had gone back says nothing any more.
@@ -73,6 +102,25 @@ pub(crate) const VOLUMES: &[u8] = b"v";
 
 pub(crate) fn volume_key(name: &VolumeName) -> Vec<u8> {
     [VOLUMES, name.as_str().as_bytes()].concat()
+}
+
+/// The key prefix of all volumes that were removed.
+pub(crate) const REMOVED: &[u8] = b"x";
+
+pub(crate) fn removed_key(name: &VolumeName) -> Vec<u8> {
+    [REMOVED, name.as_str().as_bytes()].concat()
+}
+
+/// The value of a removed volume's key: its id, which is never used again.
+pub(crate) fn removed_value(volume: VolumeId) -> Bytes {
+    volume.0.to_be_bytes().to_vec().into()
+}
+
+/// The volume of a removed volume's entry; none if it is not understood.
+pub(crate) fn removed_volume(key: &[u8], value: &[u8]) -> Option<(VolumeName, VolumeId)> {
+    let name = String::from_utf8(key.get(REMOVED.len()..)?.to_vec()).ok()?;
+    let id = u32::from_be_bytes(value.try_into().ok()?);
+    Some((VolumeName::new(name).ok()?, VolumeId(id)))
 }
 
 pub(crate) fn epoch_key(volume: VolumeId) -> Vec<u8> {

@@ -19,6 +19,7 @@ use crate::decide;
 use crate::engine::{EngineError, Found};
 use crate::fair_queue::FairQueue;
 use crate::keys::{Slot, VolumeId, decode_record};
+use crate::layers;
 use crate::meta::{RECORD_KEY_HEAD, record_key};
 use crate::shared::{Shared, Work};
 use crate::volume::Volume;
@@ -80,7 +81,7 @@ pub(crate) fn unanswered(shared: &Shared, error: EngineError) -> Result<Response
     Ok(decide::error(&told))
 }
 
-fn read_block(
+pub(crate) fn read_block(
     shared: &Shared,
     volume: &Volume,
     key: BlockKey,
@@ -96,6 +97,17 @@ fn read_block(
     } else {
         shared.engine.newest(volume.id, key, up_to)?
     };
+    let (found, below) = match found {
+        None if volume.settings.layer.is_some()
+            && layers::has_generations(&shared.volumes, up_to) =>
+        {
+            match layers::newest((&shared.volumes, &*shared.engine), volume, key, up_to)? {
+                Ok(below) => below.map_or((None, None), |(v, found)| (Some(found), Some(v))),
+                Err(error) => return Ok(decide::error(&error)),
+            }
+        }
+        found => (found, None),
+    };
     let bytes = match &found {
         Some(Found::Block(block)) => block.data.len(),
         Some(Found::Corrupt(_)) | None => 0,
@@ -109,7 +121,7 @@ fn read_block(
         None => Response::Block(None),
         Some(Found::Block(block)) => Response::Block(Some(block)),
         Some(Found::Corrupt(generation)) => {
-            shared.report_damage(volume, key, generation);
+            shared.report_damage(below.as_deref().unwrap_or(volume), key, generation);
             Response::Error {
                 kind: ErrorKind::Corrupt,
                 message: format!("block {key} of generation {generation} fails its checksum here"),

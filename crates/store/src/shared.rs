@@ -43,6 +43,8 @@ pub(crate) enum Work {
     Request(Arc<Conn>, u64, Request),
     /// Versions to drop.
     Drop(Arc<Volume>, Vec<Slot>),
+    /// Blocks of a volume that was removed.
+    Purge(Vec<Slot>),
     /// A stored block is damaged: any intact copy of it replaces it.
     Damaged(Slot),
     /// All blocks of a removal were dropped before.

@@ -9,7 +9,9 @@ use std::time::Instant;
 
 use dax::error::{Error, ErrorKind};
 use dax::forms::Forms;
-use dax::ids::{BlockKey, Epoch, VolumeName};
+#[cfg(test)]
+use dax::ids::Epoch;
+use dax::ids::{BlockKey, VolumeName};
 use dax::membership::Membership;
 use dax::sightings::{Runs, Sightings};
 use dax::storage::{EpochGrant, Retention, Traffic, Usage, VolumeSettings};
@@ -18,6 +20,8 @@ use parking_lot::{Mutex, MutexGuard, RwLock};
 use crate::engine::{Engine, EngineError};
 use crate::error::OpenError;
 use crate::keys::{VolumeId, decode_record};
+#[cfg(test)]
+use crate::layers::LayerFlaw;
 use crate::meta::{self, Forgiven, VolumeMeta};
 use crate::meter::Meter;
 use crate::parking::Parked;
@@ -30,7 +34,12 @@ pub(crate) struct Volume {
     pub id: VolumeId,
     pub name: VolumeName,
     pub settings: VolumeSettings,
+    /// Record of the volume, with what is decided and not durable yet.
+    decided: Mutex<VolumeMeta>,
     rebuilding: AtomicBool,
+    restored: AtomicBool,
+    /// It is removed, or is about to be, durably.
+    removed: AtomicBool,
     forgiven: Mutex<Option<Forgiven>>,
     /// That of `forgiven`, for every acknowledgement.
     lift: AtomicU64,
@@ -78,7 +87,28 @@ impl Volume {
 
     /// Makes it known that the volume is complete again, durably.
     pub fn publish_rebuilt(&self) {
+        self.restored.store(true, Ordering::SeqCst);
         self.rebuilding.store(false, Ordering::SeqCst);
+    }
+
+    /// True if this replica was rebuilt once.
+    pub fn is_restored(&self) -> bool {
+        self.restored.load(Ordering::SeqCst)
+    }
+
+    /// Record of the volume, for the committer to change and make durable.
+    pub fn decided(&self) -> MutexGuard<'_, VolumeMeta> {
+        self.decided.lock()
+    }
+
+    /// True if it is removed.
+    pub fn is_removed(&self) -> bool {
+        self.removed.load(Ordering::SeqCst)
+    }
+
+    /// Nothing changes it any more.
+    pub fn set_removed(&self) {
+        self.removed.store(true, Ordering::SeqCst);
     }
 
     /// The error of a question that a rebuilding replica must not answer.
@@ -277,13 +307,23 @@ impl Drop for Seat {
 #[derive(Default)]
 pub(crate) struct Volumes {
     by_name: RwLock<HashMap<VolumeName, Arc<Volume>>>,
+    /// Names of removed volumes, and their ids, which nobody may use again.
+    removed: Mutex<HashMap<VolumeName, VolumeId>>,
+    /// Wrong on purpose.
+    #[cfg(test)]
+    flaw: Option<LayerFlaw>,
 }
 
 impl Volumes {
     /// Reads them from the engine.
     pub fn load(engine: &dyn Engine, dir: &Path) -> Result<Volumes, OpenError> {
+        Volumes::default().loaded(engine, dir)
+    }
+
+    /// The same, with what is there already.
+    pub fn loaded(self, engine: &dyn Engine, dir: &Path) -> Result<Volumes, OpenError> {
         let broken = |error: EngineError| error.at_open(dir);
-        let volumes = Volumes::default();
+        let volumes = self;
         for (key, value) in engine.meta_prefix(meta::VOLUMES).map_err(broken)? {
             let name = String::from_utf8_lossy(&key[meta::VOLUMES.len()..]).into_owned();
             let name = VolumeName::new(name).map_err(|source| OpenError::NotUnderstood {
@@ -315,26 +355,47 @@ impl Volumes {
             let slots = slots.and_then(|bytes| bytes.first_chunk().copied());
             volume.publish_slots(slots.map_or(0, u64::from_be_bytes));
         }
+        for (key, value) in engine.meta_prefix(meta::REMOVED).map_err(broken)? {
+            let removed = meta::removed_volume(&key, &value);
+            let (name, id) = removed.ok_or_else(|| OpenError::NotUnderstood {
+                dir: dir.into(),
+                source: "a volume that was removed".into(),
+            })?;
+            volumes.removed.lock().insert(name, id);
+        }
         Ok(volumes)
     }
 
     /// Adds a volume that is durable.
     pub fn insert(&self, name: VolumeName, about: VolumeMeta) -> Arc<Volume> {
+        let epoch = about.settings.unowned();
+        #[cfg(test)]
+        let epoch = match self.flaw {
+            Some(LayerFlaw::FirstEpochIgnored) => Epoch::NONE,
+            _ => epoch,
+        };
+        let forms = match &about.settings.layer {
+            // Nobody is kept out before a record says so.
+            None => Forms::WHOLE_BLOCKS,
+            Some(_) => Forms::PINS,
+        };
         let volume = Arc::new(Volume {
             id: VolumeId(about.id),
             name: name.clone(),
-            settings: about.settings,
+            settings: about.settings.clone(),
+            restored: AtomicBool::new(about.restored),
+            removed: AtomicBool::new(false),
             rebuilding: AtomicBool::new(about.rebuilding),
             forgiven: Mutex::new(about.forgiven),
             lift: AtomicU64::new(about.forgiven.map_or(0, |forgiven| forgiven.lift)),
+            decided: Mutex::new(about),
             grant: Mutex::new(EpochGrant {
-                epoch: Epoch::NONE,
+                epoch,
                 owner: String::new(),
             }),
             membership: Mutex::new(None),
             sightings: Mutex::default(),
-            // Nobody is kept out before a record says so.
-            forms: AtomicU32::new(Forms::WHOLE_BLOCKS.0),
+            forms: AtomicU32::new(forms.0),
             retention: Mutex::new(None),
             slots: AtomicU64::new(0),
             candidates: Mutex::default(),
@@ -351,11 +412,60 @@ impl Volumes {
 
     /// A volume by name.
     pub fn get(&self, name: &VolumeName) -> Option<Arc<Volume>> {
-        self.by_name.read().get(name).cloned()
+        let found = self.by_name.read().get(name).cloned();
+        found.filter(|volume| !volume.is_removed())
     }
 
     /// All of them.
     pub fn all(&self) -> Vec<Arc<Volume>> {
         self.by_name.read().values().cloned().collect()
+    }
+
+    /// Names of the volumes that lie over one.
+    pub fn over(&self, parent: &VolumeName) -> BTreeSet<VolumeName> {
+        let is_over = |volume: &&Arc<Volume>| {
+            let layer = volume.settings.layer.as_ref();
+            layer.is_some_and(|layer| layer.parent == *parent) && !volume.is_removed()
+        };
+        let all = self.by_name.read();
+        all.values()
+            .filter(is_over)
+            .map(|volume| volume.name.clone())
+            .collect()
+    }
+
+    /// Makes a durable removal known.
+    pub fn remove(&self, volume: &Volume) {
+        self.removed.lock().insert(volume.name.clone(), volume.id);
+        self.by_name.write().remove(&volume.name);
+    }
+
+    /// True if a volume of this name was removed.
+    pub fn is_removed(&self, name: &VolumeName) -> bool {
+        self.removed.lock().contains_key(name)
+            || self
+                .by_name
+                .read()
+                .get(name)
+                .is_some_and(|volume| volume.is_removed())
+    }
+
+    /// Ids of the volumes that were removed.
+    pub fn removed_ids(&self) -> Vec<VolumeId> {
+        self.removed.lock().values().copied().collect()
+    }
+
+    #[cfg(test)]
+    pub fn layer_flaw(&self) -> Option<LayerFlaw> {
+        self.flaw
+    }
+
+    /// With something broken.
+    #[cfg(test)]
+    pub fn broken(flaw: Option<LayerFlaw>) -> Volumes {
+        Volumes {
+            flaw,
+            ..Volumes::default()
+        }
     }
 }

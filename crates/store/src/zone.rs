@@ -189,6 +189,14 @@ impl Zone {
         self.shared.reserve_bytes.store(bytes, Ordering::Relaxed);
     }
 
+    /// How many slots are stored, of all volumes and those that were removed.
+    #[cfg(test)]
+    pub(crate) fn stored_slots(&self) -> usize {
+        use std::ops::Bound::Included;
+        let all = (Included([0; 28]), Included([255; 28]));
+        self.shared.engine.slots(all).count()
+    }
+
     #[cfg(test)]
     pub(crate) fn network(&self) -> Option<&Arc<Emulation>> {
         self.shared.network.as_ref()
@@ -279,6 +287,9 @@ pub(crate) fn resume_tasks(shared: &Shared) -> Result<u64, OpenError> {
             shared.tasks.remove(volume.clone(), number, removal);
         }
         shared.tasks.scan(volume);
+    }
+    for volume in shared.volumes.removed_ids() {
+        shared.tasks.purge(volume);
     }
     Ok(next)
 }

@@ -189,7 +189,7 @@ fn denied(message: String) -> Error {
     Error::new(ErrorKind::Denied, message)
 }
 
-fn unexpected(address: &str, reply: &Response) -> Error {
+pub(super) fn unexpected(address: &str, reply: &Response) -> Error {
     Error::new(
         ErrorKind::Protocol,
         format!("{address} does not answer as a replica: {reply:?}"),

@@ -9,6 +9,7 @@ mod driver;
 mod entries;
 mod greeting;
 mod outbox;
+mod removal;
 mod setup;
 mod stream;
 
@@ -39,6 +40,7 @@ use driver::Driver;
 use greeting::Introduction;
 
 pub use entries::{Identity, identify};
+pub use removal::remove_volume;
 pub use setup::create_volume;
 
 /// How often the core hears that time has passed.

@@ -20,7 +20,7 @@ use super::connection::{Backoff, describe};
 use super::core::Arrival;
 use super::greeting::{Greeting, Introduction};
 use crate::error::{Error, ErrorKind, Result};
-use crate::ids::{Epoch, ReplicaId, StoreId, VolumeName};
+use crate::ids::{ReplicaId, StoreId, VolumeName};
 use crate::membership::{Member, Membership, same_store};
 use crate::storage::VolumeSettings;
 
@@ -105,7 +105,7 @@ impl Survey<'_> {
         let store = match answer {
             Knows::This(_, arrival) => {
                 self.known += 1;
-                self.owned |= arrival.rebuilding || arrival.grant.epoch > Epoch::NONE;
+                self.owned |= arrival.rebuilding || arrival.grant.epoch > self.settings.unowned();
                 let version = |m: Option<&Membership>| m.map(|m| m.version);
                 if version(arrival.membership.as_deref()) > version(self.recorded.as_ref()) {
                     self.recorded = arrival.membership.map(|m| *m);
@@ -196,17 +196,25 @@ async fn create_in(
     rebuild: bool,
     membership: Option<&Membership>,
 ) -> Result<()> {
+    patiently(replica, || {
+        introduction.create(replica, settings, rebuild, membership)
+    })
+    .await
+}
+
+/// Tries until the replica answers, or refuses.
+pub(super) async fn patiently<T, F: Future<Output = Result<T>>>(
+    replica: &str,
+    mut attempt: impl FnMut() -> F,
+) -> Result<T> {
     let mut backoff = Backoff::new();
     loop {
-        match introduction
-            .create(replica, settings, rebuild, membership)
-            .await
-        {
+        match attempt().await {
             Err(error) if is_passing(&error) => {
                 tracing::info!(
                     replica,
                     why = describe(&error),
-                    "the volume has not been created there yet"
+                    "the replica has not done it yet"
                 );
             }
             result => return result,
@@ -277,18 +285,11 @@ enum Knows {
 
 /// Asks one replica until it answers.
 async fn ask(replica: &str, introduction: &Introduction) -> Result<Knows> {
-    let mut backoff = Backoff::new();
-    loop {
-        match introduction.greet(replica).await {
-            Ok(Greeting::Known(known)) => return Ok(Knows::This(known.settings, known.arrival)),
-            Ok(Greeting::Unknown(store)) => return Ok(Knows::Nothing(store)),
-            Err(error) if is_passing(&error) => {
-                tracing::debug!(replica, why = describe(&error), "replica not reached yet");
-            }
-            Err(error) => return Err(error),
-        }
-        backoff.wait().await;
-    }
+    let greeting = patiently(replica, || introduction.greet(replica)).await?;
+    Ok(match greeting {
+        Greeting::Known(known) => Knows::This(known.settings, known.arrival),
+        Greeting::Unknown(store) => Knows::Nothing(store),
+    })
 }
 
 /// What one replica knows of the volume.

@@ -55,20 +55,40 @@ impl Stream {
         })
     }
 
+    /// Sends a request on a connection that has its volume, and reads its answer.
+    pub async fn request(&mut self, request: &Request) -> Result<Response> {
+        let mut answer = self.ask(request).await?;
+        // What is pushed is for whoever works with the volume.
+        while matches!(
+            answer,
+            Response::Members(_) | Response::Sightings(_) | Response::Fenced { .. }
+        ) {
+            answer = self.receive().await?;
+        }
+        Ok(answer)
+    }
+
     /// Sends a request and reads the next message, in a greeting.
     pub async fn ask(&mut self, request: &Request) -> Result<Response> {
-        let failed = |error: io::Error| match Rejection::of(&error) {
-            // The zone looks at our certificate after we have looked at its own.
-            Some(why) => Error::new(ErrorKind::Denied, format!("the zone {why}")),
-            None => Error::with_source(ErrorKind::Unavailable, "the connection broke", error),
-        };
         let frame = request.encode(1, &mut BytesMut::new());
         write_all(&mut self.writer, [&frame])
             .await
             .map_err(failed)?;
+        self.receive().await
+    }
+
+    async fn receive(&mut self) -> Result<Response> {
         let frame = self.reader.next(MAX_WELCOME_BYTES).await.map_err(failed)?;
         let (_, response) = Response::decode(frame)?;
         Ok(response)
+    }
+}
+
+fn failed(error: io::Error) -> Error {
+    match Rejection::of(&error) {
+        // The zone looks at our certificate after we have looked at its own.
+        Some(why) => Error::new(ErrorKind::Denied, format!("the zone {why}")),
+        None => Error::with_source(ErrorKind::Unavailable, "the connection broke", error),
     }
 }
 

@@ -4,11 +4,13 @@
 //! key          HMAC-SHA256(secret, "understudy volume" | volume name)
 //! zone proves  HMAC-SHA256(key, "zone"   | volume name | client's nonce | zone's nonce)
 //! client       HMAC-SHA256(key, "client" | volume name | client's nonce | zone's nonce)
+//! layer        HMAC-SHA256(key, "layer"  | child's name | 0 | first epoch | spans of the image)
 //! ```
 //!
 //! A zone derives keys and is never sent one; a client has the keys of its volumes only. Both nonces
 //! are in both proofs, so a proof is good for one greeting; the two differ in their first word, so
-//! one side's is never the other's. Invariant: secrets and keys are never shown by `Debug`, never put
+//! one side's is never the other's. A layer's proof is kept with the child's settings: it is good for that child and that image
+//! only. Invariant: secrets and keys are never shown by `Debug`, never put
 //! on the wire, and wiped where they were kept.
 
 mod file;
@@ -16,6 +18,7 @@ mod file;
 use std::fmt;
 
 use hmac::{Hmac, KeyInit, Mac};
+use serde::{Deserialize, Serialize};
 use sha2::Sha256;
 use zeroize::Zeroizing;
 
@@ -42,8 +45,32 @@ pub struct VolumeKey(Zeroizing<[u8; 32]>);
 pub struct Nonce(pub [u8; 32]);
 
 /// Shows that a side knows the key; see the module.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(try_from = "String", into = "String")]
 pub struct Proof(pub [u8; 32]);
+
+impl TryFrom<String> for Proof {
+    type Error = hex::FromHexError;
+
+    fn try_from(digits: String) -> std::result::Result<Proof, hex::FromHexError> {
+        let mut proof = [0; 32];
+        hex::decode_to_slice(digits, &mut proof)?;
+        Ok(Proof(proof))
+    }
+}
+
+impl From<Proof> for String {
+    fn from(proof: Proof) -> String {
+        hex::encode(proof.0)
+    }
+}
+
+/// A layer's proof is part of settings, which are shown in messages.
+impl fmt::Debug for Proof {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("Proof(..)")
+    }
+}
 
 /// Who proves.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -150,6 +177,21 @@ impl VolumeKey {
     /// True if `side` has shown that it knows the key. Takes the same time whatever the proof.
     pub fn is_proven(&self, side: Side, greeting: &Greeting, proof: &Proof) -> bool {
         self.mac(side, greeting).verify_slice(&proof.0).is_ok()
+    }
+
+    /// Shows, to whoever knows the key, that it was known when these bytes were put together. They begin with a word that no
+    /// [`Side`] has.
+    pub fn prove(&self, bytes: &[u8]) -> Proof {
+        Proof(self.mac_of(bytes).finalize().into_bytes().into())
+    }
+
+    /// True if the proof was made with this key for these bytes. Takes the same time whatever the proof.
+    pub fn is_proof_of(&self, bytes: &[u8], proof: &Proof) -> bool {
+        self.mac_of(bytes).verify_slice(&proof.0).is_ok()
+    }
+
+    fn mac_of(&self, bytes: &[u8]) -> Hmac<Sha256> {
+        mac(&*self.0).chain_update(bytes)
     }
 
     fn mac(&self, side: Side, greeting: &Greeting) -> Hmac<Sha256> {

@@ -81,7 +81,8 @@ impl Replica {
             | Request::SetMembers { .. }
             | Request::Sightings { .. }
             | Request::WentBack { .. }
-            | Request::Rebuilt { .. } => {
+            | Request::Rebuilt { .. }
+            | Request::RemoveVolume { .. } => {
                 self.queue.push((conn, id, request));
                 (Vec::new(), Some(true))
             }

@@ -3,8 +3,10 @@
 
 use bytes::{Buf, BufMut, Bytes, BytesMut};
 
+use crate::credentials::Proof;
 use crate::error::{Error, ErrorKind, Result};
 use crate::ids::{BlockIndex, BlockKey, Epoch, FileId, Generation, StoreId, Version, VolumeName};
+use crate::layer::Layer;
 use crate::storage::{
     EpochGrant, Lineage, Protocol, Retention, Span, Traffic, Usage, VolumeSettings,
 };
@@ -67,6 +69,17 @@ impl Encoder<'_> {
         let protocol = Protocol::ALL.iter().position(|p| *p == v.protocol);
         self.u8(protocol.unwrap_or_default() as u8);
     }
+    /// Behind everything else of a message: it came with protocol 6, and whoever speaks an older one is not let in.
+    pub fn layer(&mut self, v: Option<&Layer>) {
+        let Some(v) = v else { return };
+        self.text(v.parent.as_str());
+        self.lineage(&v.image);
+        self.epoch(v.first_epoch);
+        self.bool(v.proof.is_some());
+        if let Some(proof) = &v.proof {
+            self.array(&proof.0);
+        }
+    }
     pub fn grant(&mut self, v: &EpochGrant) {
         self.epoch(v.epoch);
         self.text(&v.owner);
@@ -74,11 +87,14 @@ impl Encoder<'_> {
     pub fn retention(&mut self, v: &Retention) {
         self.len(v.images.len());
         for image in &v.images {
-            self.len(image.0.len());
-            for span in &image.0 {
-                self.generation(span.from);
-                self.generation(span.to);
-            }
+            self.lineage(image);
+        }
+    }
+    fn lineage(&mut self, v: &Lineage) {
+        self.len(v.0.len());
+        for span in &v.0 {
+            self.generation(span.from);
+            self.generation(span.to);
         }
     }
     pub fn usage(&mut self, v: &Usage) {
@@ -220,7 +236,27 @@ impl Decoder {
             protocol: *Protocol::ALL
                 .get(usize::from(self.u8()?))
                 .ok_or_else(|| malformed("no such protocol"))?,
+            layer: None,
         })
+    }
+
+    /// The rest of a message, if there is any.
+    pub fn layer(&mut self) -> Result<Option<Box<Layer>>> {
+        if self.0.is_empty() {
+            return Ok(None);
+        }
+        let parent = self.volume()?;
+        let (image, first_epoch) = (self.lineage()?, self.epoch()?);
+        let has_proof = self.bool()?;
+        Ok(Some(Box::new(Layer {
+            parent,
+            image,
+            first_epoch,
+            proof: match has_proof {
+                true => Some(Proof(self.array()?)),
+                false => None,
+            },
+        })))
     }
 
     pub fn grant(&mut self) -> Result<EpochGrant> {
@@ -233,16 +269,20 @@ impl Decoder {
     pub fn retention(&mut self) -> Result<Retention> {
         let mut images = Vec::new();
         for _ in 0..self.count(4)? {
-            let mut spans = Vec::new();
-            for _ in 0..self.count(16)? {
-                spans.push(Span {
-                    from: self.generation()?,
-                    to: self.generation()?,
-                });
-            }
-            images.push(Lineage(spans));
+            images.push(self.lineage()?);
         }
         Ok(Retention { images })
+    }
+
+    fn lineage(&mut self) -> Result<Lineage> {
+        let mut spans = Vec::new();
+        for _ in 0..self.count(16)? {
+            spans.push(Span {
+                from: self.generation()?,
+                to: self.generation()?,
+            });
+        }
+        Ok(Lineage(spans))
     }
 
     pub fn usage(&mut self) -> Result<Usage> {

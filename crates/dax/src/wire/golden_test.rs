@@ -4,7 +4,8 @@ use std::path::Path;
 
 use bytes::BytesMut;
 
-use super::tests::{on_the_wire, requests_of, responses_of};
+use super::samples::{requests_of, responses_of};
+use super::tests::on_the_wire;
 use super::{MAX_FRAME_BYTES, PROTOCOL, Request, Response, read_frame};
 
 /// The messages of each protocol since 4, which is release 0.1's, in the order of [`requests`] and [`responses`]. A later

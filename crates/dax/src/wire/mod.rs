@@ -30,14 +30,16 @@ mod frame;
 mod members;
 mod request;
 mod response;
+mod write;
 
 pub use crate::contents::Base;
 pub use frame::{
     Frame, FrameReader, MAX_FRAME_BYTES, MAX_GREETING_BYTES, MAX_REQUEST_BYTES, MAX_WELCOME_BYTES,
     read_frame,
 };
-pub use request::{BlockWrite, Request};
+pub use request::Request;
 pub use response::{InventoryEntry, RecordEntry, Response, StoredBlock, StoredRecord};
+pub use write::BlockWrite;
 
 use bytes::Bytes;
 
@@ -47,7 +49,7 @@ use crate::ids::{BlockKey, Generation, Version};
 ///
 /// 2: a zone says which store it is. 3: and who the volume's members are. 4: a write may begin with what the zone
 /// has already ([`Base`]). 5: a client looks at the number of [`Forms`](crate::forms::Forms), and reads those up to 2.
-/// 6: and those up to 3.
+/// 6: and those up to 3; a volume may be laid over another one ([`Layer`](crate::layer::Layer)), and be removed.
 pub const PROTOCOL: u16 = 6;
 
 /// The first version in which a write may have a [`Base`].
@@ -111,32 +113,9 @@ impl StoredBlock {
     }
 }
 
-impl BlockWrite {
-    /// True if the contents are what the writer sent; of a write with a base, that is not known before it is
-    /// [`completed`](Self::completed).
-    pub fn is_intact(&self) -> bool {
-        self.base.is_some()
-            || self.checksum == checksum(self.key, self.generation, self.version, &self.data)
-    }
-
-    /// The bytes of the contents, with what is not sent.
-    pub fn whole_bytes(&self) -> usize {
-        self.data.len() + self.base.map_or(0, |base| base.bytes as usize)
-    }
-
-    /// The whole write, if `stored` is what the base means: whatever else it is, the checksum is another one.
-    pub fn completed(self, stored: &[u8]) -> Option<BlockWrite> {
-        let beginning = stored.get(..self.base?.bytes as usize)?;
-        let whole = BlockWrite {
-            base: None,
-            data: [beginning, &self.data].concat().into(),
-            ..self
-        };
-        whole.is_intact().then_some(whole)
-    }
-}
-
 #[cfg(test)]
 mod golden_test;
+#[cfg(test)]
+mod samples;
 #[cfg(test)]
 mod tests;

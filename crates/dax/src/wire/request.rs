@@ -4,33 +4,13 @@ use bytes::{Bytes, BytesMut};
 
 use super::codec::{Decoder, Encoder, malformed};
 use super::frame::Frame;
-use crate::contents::Base;
+use super::write::BlockWrite;
 use crate::credentials::{Nonce, Proof};
 use crate::error::Result;
 use crate::ids::{BlockIndex, BlockKey, Epoch, FileId, Generation, Version, VolumeName};
 use crate::membership::Membership;
 use crate::sightings::Sightings;
 use crate::storage::{Retention, VolumeSettings};
-
-/// One block on its way to a replica.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct BlockWrite {
-    /// The epoch under whose authority it is written; may be above the version's (repair).
-    pub epoch: Epoch,
-    /// Block that is written.
-    pub key: BlockKey,
-    /// The generation it belongs to.
-    pub generation: Generation,
-    /// Version of the write.
-    pub version: Version,
-    /// [`checksum`](super::checksum) of all of it.
-    pub checksum: u32,
-    /// What the contents begin with, if that is not sent. A replica that does not have it refuses the write as
-    /// `NotFound`, and is sent the whole. Since protocol 4.
-    pub base: Option<Base>,
-    /// One whole block, or what follows the base.
-    pub data: Bytes,
-}
 
 /// A message from a client to a zone.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -190,6 +170,15 @@ pub enum Request {
         /// Only what comes after this.
         after: Option<(BlockKey, Generation)>,
     },
+    /// Removes the volume for good, or only closes it: from then on, until a higher epoch is accepted, no other volume is laid
+    /// over it. Covers the writes that came before on this connection, too. Reply: `Done`, or error `Fenced`, `Conflict` (also
+    /// if another volume is laid over it).
+    RemoveVolume {
+        /// Epoch of the owner that requests it.
+        epoch: Epoch,
+        /// It is only closed.
+        close: bool,
+    },
     /// Everything that this replica lacked has been sent to it and is durable: from now on it counts
     /// in quorums. Reply: `Done`, or error `Fenced`, `Conflict`.
     Rebuilt {
@@ -233,6 +222,10 @@ mod tag {
     pub const USAGE: u8 = 30;
     pub const INVENTORY: u8 = 20;
     pub const REBUILT: u8 = 21;
+    /// As `CREATE_WITH_MEMBERS` with a layer, since protocol 6: zones of an older release do not know it.
+    pub const CREATE_LAYERED: u8 = 32;
+    /// Since protocol 6.
+    pub const REMOVE_VOLUME: u8 = 33;
 }
 
 impl Request {
@@ -240,6 +233,9 @@ impl Request {
         match self {
             Request::Hello { .. } => tag::HELLO,
             Request::Proof { .. } => tag::PROOF,
+            Request::CreateVolume { settings, .. } if settings.layer.is_some() => {
+                tag::CREATE_LAYERED
+            }
             Request::CreateVolume {
                 membership: None, ..
             } => tag::CREATE_VOLUME,
@@ -263,6 +259,7 @@ impl Request {
             Request::WentBack { .. } => tag::WENT_BACK,
             Request::Inventory { .. } => tag::INVENTORY,
             Request::Rebuilt { .. } => tag::REBUILT,
+            Request::RemoveVolume { .. } => tag::REMOVE_VOLUME,
             Request::Space => tag::SPACE,
             Request::Usage => tag::USAGE,
             Request::Ping => tag::PING,
@@ -303,9 +300,10 @@ impl Request {
                 out.text(volume.as_str());
                 out.settings(settings);
                 out.bool(*rebuild);
-                if membership.is_some() {
+                if membership.is_some() || settings.layer.is_some() {
                     out.membership(membership.as_deref());
                 }
+                out.layer(settings.layer.as_deref());
             }
             Request::SetMembers { epoch, membership } => {
                 out.epoch(*epoch);
@@ -384,6 +382,10 @@ impl Request {
                 }
             }
             Request::Rebuilt { epoch } => out.epoch(*epoch),
+            Request::RemoveVolume { epoch, close } => {
+                out.epoch(*epoch);
+                out.bool(*close);
+            }
         }
         Bytes::new()
     }
@@ -408,15 +410,23 @@ impl Request {
             tag::PROOF => Request::Proof {
                 proof: Proof(d.array()?),
             },
-            tag::CREATE_VOLUME | tag::CREATE_WITH_MEMBERS => Request::CreateVolume {
-                volume: d.volume()?,
-                settings: d.settings()?,
-                rebuild: d.bool()?,
-                membership: match tag {
+            tag::CREATE_VOLUME | tag::CREATE_WITH_MEMBERS | tag::CREATE_LAYERED => {
+                let (volume, mut settings, rebuild) = (d.volume()?, d.settings()?, d.bool()?);
+                let membership = match tag {
                     tag::CREATE_VOLUME => None,
                     _ => d.membership()?,
-                },
-            },
+                };
+                if tag == tag::CREATE_LAYERED {
+                    let layer = d.layer()?;
+                    settings.layer = Some(layer.ok_or_else(|| malformed("no layer"))?);
+                }
+                Request::CreateVolume {
+                    volume,
+                    settings,
+                    rebuild,
+                    membership,
+                }
+            }
             tag::SET_MEMBERS => Request::SetMembers {
                 epoch: d.epoch()?,
                 membership: (d.membership()?).ok_or_else(|| malformed("no members"))?,
@@ -505,41 +515,11 @@ impl Request {
                 },
             },
             tag::REBUILT => Request::Rebuilt { epoch: d.epoch()? },
-            other => return Err(malformed(&format!("unknown request {other}"))),
-        })
-    }
-}
-
-impl BlockWrite {
-    fn encode(&self, out: &mut Encoder<'_>) -> Bytes {
-        out.epoch(self.epoch);
-        out.key(self.key);
-        out.generation(self.generation);
-        out.version(self.version);
-        out.u32(self.checksum);
-        if let Some(base) = self.base {
-            out.generation(base.generation);
-            out.u32(base.bytes);
-        }
-        out.len(self.data.len());
-        self.data.clone()
-    }
-
-    fn decode(d: &mut Decoder, has_base: bool) -> Result<BlockWrite> {
-        Ok(BlockWrite {
-            epoch: d.epoch()?,
-            key: d.key()?,
-            generation: d.generation()?,
-            version: d.version()?,
-            checksum: d.u32()?,
-            base: match has_base {
-                true => Some(Base {
-                    generation: d.generation()?,
-                    bytes: d.u32()?,
-                }),
-                false => None,
+            tag::REMOVE_VOLUME => Request::RemoveVolume {
+                epoch: d.epoch()?,
+                close: d.bool()?,
             },
-            data: d.bytes()?,
+            other => return Err(malformed(&format!("unknown request {other}"))),
         })
     }
 }

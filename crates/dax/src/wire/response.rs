@@ -274,6 +274,7 @@ impl Response {
                     out.membership(membership.as_deref());
                     out.standing(standing.as_deref());
                 }
+                out.layer(settings.layer.as_deref());
             }
             Response::Members(membership) => out.membership(Some(membership)),
             Response::MembersKept { version } => out.version(*version),
@@ -438,15 +439,13 @@ impl Response {
 
 fn decode_welcome(d: &mut Decoder) -> Result<Response> {
     let protocol = d.u16()?;
-    let (settings, grant, rebuilding) = (d.settings()?, d.grant()?, d.bool()?);
-    let store = match protocol {
-        ..2 => None,
-        _ => d.store()?,
-    };
+    let (mut settings, grant, rebuilding) = (d.settings()?, d.grant()?, d.bool()?);
+    let store = if protocol < 2 { None } else { d.store()? };
     let (membership, standing) = match protocol {
         ..3 => (None, None),
         _ => (d.membership()?, d.standing()?),
     };
+    settings.layer = d.layer()?;
     Ok(Response::Welcome {
         protocol,
         settings,

@@ -45,7 +45,8 @@ impl Schedule {
                 .filter(|(k, g)| *k == key && image.contains(*g));
             places.map(|(_, g)| *g).max() == Some(generation)
         };
-        let images = || self.seals.iter().chain(&self.pins);
+        let roots = || self.children.iter().map(|child| &child.root);
+        let images = || self.seals.iter().chain(&self.pins).chain(roots());
         let end = images().map(|image| image.end()).max();
         let above = end.is_none_or(|end| generation > end) && self.line.contains(generation);
         above || images().any(shown_by)

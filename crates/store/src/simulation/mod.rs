@@ -12,6 +12,7 @@
 //! replicas, and a client that is short enough to be right. A seed gives the same history every time.
 
 mod checks;
+mod children;
 mod faults;
 mod owner;
 mod replica;
@@ -41,11 +42,23 @@ pub(crate) enum Flaw {
     /// Parked blocks are not looked at when their image leaves.
     // hazard: PAST-6
     ParkedForEver,
+    /// A child begins with epoch 1.
+    // hazard: LAYER-1
+    ChildFromEpochOne,
+    /// Blocks of one version are read from the volume below.
+    // hazard: LAYER-2
+    SingleFromLayer,
+    /// A replica that is being rebuilt says that the volume below does not have a block.
+    // hazard: LAYER-3
+    AbsentWhileRebuilding,
+    /// An owner does not say that images are needed which children lie over.
+    // hazard: LAYER-7
+    ChildForgotten,
 }
 
 impl Flaw {
     /// All of them.
-    pub const ALL: [Flaw; 8] = [
+    pub const ALL: [Flaw; 12] = [
         Flaw::UnreadableIsDamage,
         Flaw::MetaNumberAlone,
         Flaw::RebuildingAcksCount,
@@ -54,5 +67,9 @@ impl Flaw {
         Flaw::BaseHoldsUp,
         Flaw::PinForgotten,
         Flaw::ParkedForEver,
+        Flaw::ChildFromEpochOne,
+        Flaw::SingleFromLayer,
+        Flaw::AbsentWhileRebuilding,
+        Flaw::ChildForgotten,
     ];
 }

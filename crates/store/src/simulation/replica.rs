@@ -16,6 +16,7 @@ use crate::engine::memory::MemoryEngine;
 use crate::inventory::InventoryJob;
 use crate::janitor::Janitor;
 use crate::keys::VolumeId;
+use crate::layers::LayerFlaw;
 use crate::meta;
 use crate::room::Room;
 use crate::shared::{Shared, Work};
@@ -32,6 +33,15 @@ const WEIGHT: usize = 1;
 
 pub(super) fn volume_name() -> VolumeName {
     VolumeName::new("v").unwrap()
+}
+
+fn layer_flaw(flaw: Flaw) -> Option<LayerFlaw> {
+    match flaw {
+        Flaw::ChildFromEpochOne => Some(LayerFlaw::FirstEpochIgnored),
+        Flaw::SingleFromLayer => Some(LayerFlaw::SingleFallsThrough),
+        Flaw::AbsentWhileRebuilding => Some(LayerFlaw::BelievedWhileRebuilding),
+        _ => None,
+    }
 }
 
 pub(super) struct Replica {
@@ -89,7 +99,8 @@ impl Replica {
     pub fn start(&mut self) {
         let dir = PathBuf::from("simulated");
         meta::check_format(&self.engine, &dir).unwrap();
-        let volumes = Volumes::load(&self.engine, &dir).unwrap();
+        let broken = Volumes::broken(self.flaw.and_then(layer_flaw));
+        let volumes = broken.loaded(&self.engine, &dir).unwrap();
         let id = StoreId::new(self.store).unwrap();
         let engine = Box::new(self.engine.clone());
         self.runs += 1;
@@ -123,8 +134,18 @@ impl Replica {
     }
 
     fn volume(&self) -> Option<Arc<Volume>> {
-        let process = self.process.as_ref()?;
-        process.shared.volumes.get(&volume_name())
+        self.open(&volume_name()).map(|(_, volume)| volume)
+    }
+
+    /// A volume that it knows.
+    pub fn open(&self, name: &VolumeName) -> Option<(&Shared, Arc<Volume>)> {
+        let shared = &*self.process.as_ref()?.shared;
+        Some((shared, shared.volumes.get(name)?))
+    }
+
+    /// Its accepted epoch in some volume, if it knows that.
+    pub fn grant_of(&self, name: &VolumeName) -> Option<EpochGrant> {
+        self.open(name).map(|(_, volume)| volume.grant())
     }
 
     /// True if it knows the volume.
@@ -153,7 +174,12 @@ impl Replica {
     }
 
     pub fn connect(&mut self, id: ConnId) {
-        let volume = self.volume();
+        self.connect_to(&volume_name(), id);
+    }
+
+    /// The same, for some volume.
+    pub fn connect_to(&mut self, name: &VolumeName, id: ConnId) {
+        let volume = self.open(name).map(|(_, volume)| volume);
         let Some(process) = &mut self.process else {
             return;
         };

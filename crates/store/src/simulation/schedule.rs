@@ -6,7 +6,7 @@ use std::hash::{DefaultHasher, Hash, Hasher};
 use std::os::unix::net::UnixStream;
 
 use dax::error::ErrorKind;
-use dax::ids::{BlockKey, Epoch, FileId, Generation, Version};
+use dax::ids::{BlockKey, Epoch, FileId, Generation, Version, VolumeName};
 use dax::storage::{Lineage, VolumeSettings};
 use dax::wire::{Request, Response};
 use rand::rngs::SmallRng;
@@ -14,6 +14,7 @@ use rand::{Rng, SeedableRng};
 use simulate::{Coverage, Outcome};
 
 use super::Flaw;
+use super::children::Child;
 use super::owner::{Owner, REPLICAS, Write};
 use super::replica::{ConnId, Replica, volume_name};
 use crate::engine::Engine;
@@ -52,6 +53,9 @@ pub(super) struct Schedule {
     pub line: Lineage,
     pub seals: Vec<Lineage>,
     pub pins: Vec<Lineage>,
+    pub children: Vec<Child>,
+    /// How many there have been.
+    pub branches: u64,
     /// A quorum was read that lacks what was synced.
     pub misread: Option<String>,
     /// The highest epoch that was owned.
@@ -110,6 +114,8 @@ impl Schedule {
             base: Lineage(Vec::new()),
             seals: Vec::new(),
             pins: Vec::new(),
+            children: Vec::new(),
+            branches: 0,
             next_conn: 1,
             next_number: 1 << 40,
             stores: REPLICAS as u64,
@@ -137,9 +143,14 @@ impl Schedule {
 
     /// Sends a request on a connection of nobody's, and commits; the answer, if the replica is up.
     pub fn ask(&mut self, r: usize, request: Request) -> Option<Response> {
+        self.ask_of(r, &volume_name(), request)
+    }
+
+    /// The same, in some volume.
+    pub fn ask_of(&mut self, r: usize, name: &VolumeName, request: Request) -> Option<Response> {
         let conn = self.next_conn;
         self.next_conn += 1;
-        self.replicas[r].connect(conn);
+        self.replicas[r].connect_to(name, conn);
         self.ask_on(r, conn, request)
     }
 
@@ -256,6 +267,9 @@ impl Schedule {
         for step in 0..STEPS {
             self.note(|| format!("step {step}"));
             self.act();
+            if self.chance(15) {
+                self.tend_children()?;
+            }
             if self.chance(18) {
                 self.go_wrong();
             }
@@ -345,6 +359,7 @@ impl Schedule {
             self.forget_damage();
             self.check()?;
             if scrubbed && self.is_settled(o) {
+                self.end_children()?;
                 return self.check_equal();
             }
         }

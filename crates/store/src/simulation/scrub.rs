@@ -31,6 +31,7 @@ impl Schedule {
         }
         let mut images = self.owners[o].images.clone();
         images.extend(self.pins.iter().cloned());
+        images.extend(self.children.iter().map(|child| child.root.clone()));
         for (key, generations) in newest {
             let stored: Vec<Generation> = generations.keys().copied().collect();
             let dropped = prune(

@@ -11,7 +11,7 @@ use super::replica::Replica;
 use super::schedule::{DATA, Schedule};
 
 /// Blocks of each file.
-const BLOCKS: u64 = 4;
+pub(super) const BLOCKS: u64 = 4;
 /// Images that are pinned at a time, at most.
 const PINS: usize = 3;
 
@@ -237,6 +237,9 @@ impl Schedule {
         let mut images = self.owners[o].images.clone();
         if self.flaw != Some(Flaw::PinForgotten) {
             images.extend(self.pins.iter().cloned());
+        }
+        if self.flaw != Some(Flaw::ChildForgotten) {
+            images.extend(self.children.iter().map(|child| child.root.clone()));
         }
         let retention = Retention { images };
         self.tell_all(o, &Request::Retain { epoch, retention });

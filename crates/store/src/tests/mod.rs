@@ -1,6 +1,7 @@
 //! A whole zone, spoken to over its socket.
 
 mod bases;
+mod branches;
 pub(crate) mod client;
 mod commits;
 mod crash;
@@ -13,6 +14,7 @@ mod hoarding;
 mod hostile;
 mod identity;
 mod isolation;
+mod layers;
 mod power;
 mod rebuild;
 mod reclaim;

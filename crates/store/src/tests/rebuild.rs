@@ -34,7 +34,7 @@ async fn write_all(owner: &Client) {
     until(|| owner.replicas().iter().all(|r| r.pending_bytes == 0)).await;
 }
 
-async fn until(mut done: impl FnMut() -> bool) {
+pub(super) async fn until(mut done: impl FnMut() -> bool) {
     while !done() {
         tokio::time::sleep(Duration::from_millis(5)).await;
     }
@@ -63,7 +63,7 @@ fn hello() -> Request {
 }
 
 /// A scrub from the beginning to the end; how many copies it mended.
-async fn scrub(owner: &Client) -> (usize, Vec<ReplicaId>) {
+pub(super) async fn scrub(owner: &Client) -> (usize, Vec<ReplicaId>) {
     let (mut after, mut mended) = (None, 0);
     loop {
         let page = owner.scrub(after).await.unwrap();
@@ -90,7 +90,7 @@ async fn scrub_until(owner: &Client, mut all: impl FnMut(usize, &[ReplicaId]) ->
 }
 
 /// Empties the zone's disk and starts it again at the same address.
-fn lose_disk(zone: TestZone) -> TestZone {
+pub(super) fn lose_disk(zone: TestZone) -> TestZone {
     let TestZone { zone, dir, .. } = zone;
     zone.stop().unwrap();
     drop(zone);

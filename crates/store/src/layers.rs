@@ -1,0 +1,226 @@
+//! Layered volumes: what a read finds in the volumes below, and who may be laid over whom.
+//!
+//! Invariant: where this zone does not have the whole of the volume below, a read is answered with "unavailable" unless the
+//! child has a block of its own; never with the word that there is nothing.
+
+use std::sync::Arc;
+
+use dax::credentials::Secret;
+use dax::error::{Error, ErrorKind};
+use dax::ids::{BlockKey, Generation, VolumeName};
+use dax::layer::{Layer, MAX_LAYERS};
+use dax::storage::{Lineage, VolumeSettings};
+
+use crate::engine::{Engine, EngineError, Found};
+use crate::keys::{Slot, VolumeId};
+use crate::volume::{Volume, Volumes};
+
+/// A block of a volume below, and which volume has it.
+pub(crate) type Below = Option<(Arc<Volume>, Found)>;
+
+/// One thing done wrong on purpose, for the simulation.
+#[cfg(test)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum LayerFlaw {
+    /// A child begins with epoch 1.
+    FirstEpochIgnored,
+    /// Blocks of one version come from the layer.
+    SingleFallsThrough,
+    /// A block that a volume does not have while it is rebuilt is not there.
+    BelievedWhileRebuilding,
+}
+
+/// True if a read as of `up_to` is of a block with generations, which may be of a volume below.
+pub(crate) fn has_generations(_volumes: &Volumes, up_to: Generation) -> bool {
+    #[cfg(test)]
+    if _volumes.layer_flaw() == Some(LayerFlaw::SingleFallsThrough) {
+        return true;
+    }
+    up_to != Generation::SINGLE
+}
+
+/// Reads a block that `volume` has no version of, in the volumes below.
+///
+/// # Errors
+/// The inner one if this zone cannot tell.
+pub(crate) fn newest(
+    (volumes, engine): (&Volumes, &dyn Engine),
+    volume: &Volume,
+    key: BlockKey,
+    up_to: Generation,
+) -> Result<Result<Below, Error>, EngineError> {
+    look(volumes, volume, |parent, layer| {
+        #[cfg(test)]
+        if up_to == Generation::SINGLE {
+            let volume = parent.id;
+            return engine.get(&Slot {
+                volume,
+                key,
+                generation: up_to,
+            });
+        }
+        newest_of(engine, parent.id, key, &layer.shown(up_to))
+    })
+}
+
+/// The same of exactly one generation.
+pub(crate) fn exactly(
+    (volumes, engine): (&Volumes, &dyn Engine),
+    volume: &Volume,
+    key: BlockKey,
+    generation: Generation,
+) -> Result<Result<Below, Error>, EngineError> {
+    look(volumes, volume, |parent, layer| {
+        let shown = generation != Generation::SINGLE && layer.image.contains(generation);
+        let volume = parent.id;
+        let slot = Slot {
+            volume,
+            key,
+            generation,
+        };
+        match shown {
+            true => engine.get(&slot),
+            false => Ok(None),
+        }
+    })
+}
+
+fn look(
+    volumes: &Volumes,
+    volume: &Volume,
+    find: impl Fn(&Volume, &Layer) -> Result<Option<Found>, EngineError>,
+) -> Result<Result<Below, Error>, EngineError> {
+    let mut below: Option<Arc<Volume>> = None;
+    for _ in 0..=MAX_LAYERS {
+        let child = below.as_deref().unwrap_or(volume);
+        let Some(layer) = &child.settings.layer else {
+            return Ok(Ok(None));
+        };
+        let parent = match complete(volumes, child, layer) {
+            Ok(parent) => parent,
+            Err(error) => return Ok(Err(error)),
+        };
+        if let Some(found) = find(&parent, layer)? {
+            return Ok(Ok(Some((parent, found))));
+        }
+        below = Some(parent);
+    }
+    Ok(Err(too_deep(&volume.name)))
+}
+
+/// The volume below, if this zone has the whole of it.
+fn complete(volumes: &Volumes, child: &Volume, layer: &Layer) -> Result<Arc<Volume>, Error> {
+    let unavailable = |why: &str| {
+        let text = format!(
+            "volume {} lies over {}, {why} in this zone",
+            child.name, layer.parent
+        );
+        Error::new(ErrorKind::Unavailable, text)
+    };
+    let Some(parent) = volumes.get(&layer.parent) else {
+        return Err(unavailable("which is not"));
+    };
+    #[cfg(test)]
+    if volumes.layer_flaw() == Some(LayerFlaw::BelievedWhileRebuilding) {
+        return Ok(parent);
+    }
+    if parent.is_rebuilding() {
+        return Err(unavailable("which is being rebuilt"));
+    }
+    match child.decided().doubts_layer && !parent.is_restored() {
+        true => Err(unavailable("which may have gone back")),
+        false => Ok(parent),
+    }
+}
+
+/// The newest version of a block that an image has. Blocks of one version are in none.
+fn newest_of(
+    engine: &dyn Engine,
+    volume: VolumeId,
+    key: BlockKey,
+    image: &Lineage,
+) -> Result<Option<Found>, EngineError> {
+    let mut up_to = image.end();
+    while up_to != Generation::SINGLE {
+        let Some(found) = engine.newest(volume, key, up_to)? else {
+            return Ok(None);
+        };
+        let generation = match &found {
+            Found::Block(block) => block.generation,
+            Found::Corrupt(generation) => *generation,
+        };
+        if generation == Generation::SINGLE {
+            return Ok(None);
+        }
+        if image.contains(generation) {
+            return Ok(Some(found));
+        }
+        match image.floor(generation) {
+            Some(floor) => up_to = floor,
+            None => return Ok(None),
+        }
+    }
+    Ok(None)
+}
+
+/// Refuses a new volume that cannot be laid over the one that it names; `rebuild` says that it exists elsewhere. Returns the
+/// volume below, if it has one.
+pub(crate) fn check_new(
+    volumes: &Volumes,
+    secret: Option<&Secret>,
+    child: &VolumeName,
+    settings: &VolumeSettings,
+    rebuild: bool,
+) -> Result<Option<Arc<Volume>>, Error> {
+    let Some(layer) = &settings.layer else {
+        return Ok(None);
+    };
+    check_proof(secret, child, layer)?;
+    let parent = match volumes.get(&layer.parent) {
+        Some(parent) => parent,
+        // The parent's own owner brings it here.
+        None if rebuild => return Ok(None),
+        None if volumes.is_removed(&layer.parent) => {
+            let text = format!("volume {} was removed", layer.parent);
+            return Err(Error::new(ErrorKind::Conflict, text));
+        }
+        None => {
+            let text = format!(
+                "no volume {} in this zone to lay {child} over",
+                layer.parent
+            );
+            return Err(Error::new(ErrorKind::Unavailable, text));
+        }
+    };
+    settings.check_parent(&parent.settings)?;
+    if depth(volumes, &parent) >= MAX_LAYERS {
+        return Err(too_deep(child));
+    }
+    Ok(Some(parent))
+}
+
+fn check_proof(secret: Option<&Secret>, child: &VolumeName, layer: &Layer) -> Result<(), Error> {
+    let Some(secret) = secret else { return Ok(()) };
+    match layer.is_proven(child, &secret.key(&layer.parent)) {
+        true => Ok(()),
+        false => Err(Error::new(
+            ErrorKind::Denied,
+            format!(
+                "{child} may not be laid over {}: that was not allowed with the key of {0}",
+                layer.parent
+            ),
+        )),
+    }
+}
+
+/// How many volumes are below.
+fn depth(volumes: &Volumes, volume: &Arc<Volume>) -> usize {
+    let below = |volume: &Arc<Volume>| volumes.get(&volume.settings.layer.as_ref()?.parent);
+    let below = std::iter::successors(Some(volume.clone()), below);
+    below.skip(1).take(MAX_LAYERS + 1).count()
+}
+
+fn too_deep(child: &VolumeName) -> Error {
+    let text = format!("volume {child} would have more than {MAX_LAYERS} volumes below it");
+    Error::new(ErrorKind::Invalid, text)
+}

@@ -1,0 +1,164 @@
+//! Clients of a volume that is laid over another one, in three zones.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use bytes::Bytes;
+use dax::client::{Client, ClientConfig, create_volume, remove_volume};
+use dax::error::ErrorKind;
+use dax::ids::{Epoch, Generation, NodeName, VolumeName};
+use dax::layer::Layer;
+use dax::storage::{Lineage, Storage, SyncScope, VolumeSettings};
+
+use super::TestZone;
+use super::client::key;
+use super::rebuild::{lose_disk, scrub, until};
+use super::replicas::{connect, three_zones};
+
+const BLOCKS: u64 = 40;
+
+fn g(epoch: u32, number: u32) -> Generation {
+    Generation {
+        epoch: Epoch(epoch),
+        number,
+    }
+}
+
+fn contents(byte: u8) -> Bytes {
+    vec![byte; 8192].into()
+}
+
+fn name(name: &str) -> NodeName {
+    NodeName::new(name).unwrap()
+}
+
+fn config(zones: &[TestZone], volume: &str) -> ClientConfig {
+    let addresses = zones.iter().map(|z| z.address.clone()).collect();
+    ClientConfig::new(VolumeName::new(volume).unwrap(), addresses, "test")
+}
+
+async fn open(zones: &[TestZone], volume: &str) -> Arc<Client> {
+    Client::connect(config(zones, volume)).await.unwrap()
+}
+
+async fn write(owner: &Client, blocks: std::ops::Range<u64>, generation: Generation, byte: u8) {
+    for block in blocks {
+        owner
+            .write(key(1, block), generation, contents(byte))
+            .unwrap();
+    }
+    owner.csync(SyncScope::Volume).await.unwrap();
+    until(|| owner.replicas().iter().all(|r| r.pending_bytes == 0)).await;
+}
+
+/// The first byte of a block, as a client reads it that knows nothing of it.
+async fn byte(zones: &[TestZone], volume: &str, block: u64) -> Option<u8> {
+    let reader = open(zones, volume).await;
+    let read = reader.read(key(1, block), Generation::MAX).await.unwrap();
+    read.map(|block| block.data[0])
+}
+
+/// A parent whose owner has gone on after the image, and a child of the image.
+async fn branch(zones: &[TestZone]) -> (Arc<Client>, VolumeSettings) {
+    let parent = connect(zones).await;
+    parent.own_epoch(&name("a")).await.unwrap();
+    write(&parent, 0..BLOCKS, g(1, 1), 1).await;
+    write(&parent, 0..BLOCKS / 2, g(1, 2), 2).await;
+    let layer = Layer {
+        parent: VolumeName::new("v").unwrap(),
+        image: Lineage::up_to(g(1, 1)),
+        first_epoch: parent.accepted_epoch().await.unwrap().epoch.next(),
+        proof: None,
+    };
+    let members = parent.membership().unwrap();
+    let settings = members.settings(parent.settings()).under(layer);
+    create_volume(&config(zones, "child"), &settings)
+        .await
+        .unwrap();
+    (parent, settings)
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_child_is_read_written_scrubbed_and_removed() {
+    let zones = three_zones().await;
+    let (parent, settings) = branch(&zones).await;
+    let child = open(&zones, "child").await;
+    assert_eq!(child.settings(), &settings);
+    assert_eq!(child.own_epoch(&name("b")).await.unwrap(), Epoch(2));
+    for block in 0..BLOCKS {
+        let read = child
+            .read(key(1, block), Generation::MAX)
+            .await
+            .unwrap()
+            .unwrap();
+        assert_eq!((read.generation, read.data[0]), (g(1, 1), 1));
+        let expected = child.read_expected(key(1, block), g(2, 0), read.version);
+        assert_eq!(expected.await.unwrap().unwrap().version, read.version);
+    }
+    write(&child, 10..20, g(2, 1), 3).await;
+    // Somebody in between goes on.
+    write(&parent, 0..BLOCKS, g(1, 3), 4).await;
+    let (mended, _) = scrub(&child).await;
+    assert_eq!(mended, 0, "what is the parent's is no difference");
+    let page = child.scrub(None).await.unwrap();
+    assert_eq!((page.blocks, page.next), (10, None));
+    assert_eq!(byte(&zones, "child", 10).await, Some(3));
+    assert_eq!(byte(&zones, "child", 0).await, Some(1));
+    assert_eq!(byte(&zones, "v", 0).await, Some(4));
+
+    let refused = remove_volume(&config(&zones, "v"), &name("c"))
+        .await
+        .unwrap_err();
+    assert_eq!(refused.kind(), ErrorKind::Conflict);
+    assert!(refused.to_string().contains("child"), "{refused}");
+    let refused = create_volume(&config(&zones, "child"), parent.settings()).await;
+    assert_eq!(refused.unwrap_err().kind(), ErrorKind::Conflict);
+    for _ in 0..2 {
+        remove_volume(&config(&zones, "child"), &name("c"))
+            .await
+            .unwrap();
+    }
+    tokio::time::timeout(Duration::from_secs(20), child.fenced())
+        .await
+        .unwrap();
+    let again = create_volume(&config(&zones, "child"), &settings).await;
+    assert_eq!(
+        again.unwrap_err().kind(),
+        ErrorKind::Conflict,
+        "a name is used once"
+    );
+    remove_volume(&config(&zones, "v"), &name("c"))
+        .await
+        .unwrap();
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_childs_rebuild_copies_its_own_blocks_and_the_parents_rebuild_the_others() {
+    let mut zones = three_zones().await;
+    let (parent, _) = branch(&zones).await;
+    let child = open(&zones, "child").await;
+    child.own_epoch(&name("b")).await.unwrap();
+    write(&child, 0..10, g(2, 1), 3).await;
+    let lost = zones.remove(0);
+    zones.insert(0, lose_disk(lost));
+    let joined = |owner: &Client| owner.replicas().iter().any(|r| r.rebuilding);
+    until(|| joined(&child) && joined(&parent)).await;
+    let all_up = |owner: &Client| owner.replicas().iter().all(|r| r.up && !r.rebuilding);
+    while !all_up(&child) || child.membership().unwrap().change.is_some() {
+        scrub(&child).await;
+    }
+    // Reads go on, from those that have both.
+    assert_eq!(byte(&zones, "child", 30).await, Some(1));
+    until(|| zones[0].zone.stored_slots() >= 10).await;
+    while !all_up(&parent) || parent.membership().unwrap().change.is_some() {
+        scrub(&parent).await;
+    }
+    let parents = BLOCKS as usize + BLOCKS as usize / 2;
+    until(|| zones[0].zone.stored_slots() == 10 + parents).await;
+    // The rebuilt zone and one other make the quorum now.
+    let last = zones.remove(2);
+    last.zone.stop().unwrap();
+    for (block, expected) in [(0, 3), (15, 1), (30, 1)] {
+        assert_eq!(byte(&zones, "child", block).await, Some(expected));
+    }
+}
