@@ -85,13 +85,13 @@ pub struct How {
 }
 
 /// A file to copy.
-struct Found {
-    id: FileId,
+pub(crate) struct Found {
+    pub id: FileId,
     cuts: Vec<Cut>,
-    path: String,
-    class: FileClass,
-    mode: u16,
-    size: u64,
+    pub path: String,
+    pub class: FileClass,
+    pub mode: u16,
+    pub size: u64,
 }
 
 /// Copies the image that `source` stands on, and the log that it needs. `tell` hears how far it is.
@@ -120,7 +120,7 @@ pub async fn create(
 ///
 /// A server makes the other forks first, and no log says so; a seal in between has them alone. The log then has the initial fork,
 /// and recovery fails in the end, because it finds what it wants to make.
-fn is_unlogged(source: &Source, path: &str) -> bool {
+pub(crate) fn is_unlogged(source: &Source, path: &str) -> bool {
     let (directory, name) = path.rsplit_once('/').unwrap_or(("", path));
     let initial = source.layout().hidden_by(name);
     initial.is_some_and(|initial| {
@@ -257,7 +257,7 @@ async fn destination<'a>(
 
 /// Contents of a data directory that is made of the image: data as it was sealed, configuration as it is now, no log, and nothing
 /// that is a node's own.
-fn files_of(source: &Source, live: &Namespace) -> Result<(Vec<Directory>, Vec<Found>)> {
+pub(crate) fn files_of(source: &Source, live: &Namespace) -> Result<(Vec<Directory>, Vec<Found>)> {
     let mut directories = Vec::new();
     let mut files = Vec::new();
     walk(

@@ -33,6 +33,8 @@ use crate::verify::short_of_tip;
 
 /// Where the log is, in the data directory.
 const LOG_DIRECTORY: &str = "understudy_log";
+/// Line before the settings that a restore appends.
+pub const RECOVERY_SETTINGS: &str = "# Of the restore by Understudy.";
 /// Files that are written at once, and pieces of each that are read.
 const FILES_AT_ONCE: usize = 8;
 const READS_AT_ONCE: usize = 4;
@@ -195,10 +197,7 @@ pub async fn restore(
     owner: Option<(Uid, Gid)>,
     mut tell: impl FnMut(u64, u64),
 ) -> Result<()> {
-    let place = Place {
-        root: directory.to_path_buf(),
-        owner,
-    };
+    let place = Place::new(directory.to_path_buf(), owner);
     place.make_root()?;
     let manifest = &plan.manifest;
     let control = ControlFile::parse(&manifest.control)
@@ -229,7 +228,7 @@ pub async fn restore(
     place.append(
         "postgresql.auto.conf",
         &settings(
-            &place.root.join(LOG_DIRECTORY),
+            &copy_from(&place.root.join(LOG_DIRECTORY)),
             plan.log.history.timeline(),
             &plan.target,
             control.capacity,
@@ -297,14 +296,24 @@ async fn restore_log(repository: &Repository, plan: &Plan, place: &Place) -> Res
     Ok(())
 }
 
+/// The command that takes log from a directory, as it is quoted in a configuration file.
+fn copy_from(log: &Path) -> String {
+    let log = log.display().to_string();
+    let log = log.replace('%', "%%").replace('\'', "''");
+    format!("cp \"{log}/%f\" \"%p\"")
+}
+
 /// Settings of the server. It is a server by itself: without what a node of a cluster has.
 ///
 /// The timeline is named: PostgreSQL itself looks for the next one's history until one is missing.
-fn settings(log: &Path, timeline: TimelineId, target: &Target, capacity: Capacity) -> String {
-    let log = log.display().to_string();
-    let log = log.replace('%', "%%").replace('\'', "''");
+pub(crate) fn settings(
+    restore_command: &str,
+    timeline: TimelineId,
+    target: &Target,
+    capacity: Capacity,
+) -> String {
     let mut text = format!(
-        "\n# Of the restore by Understudy.\nrestore_command = 'cp \"{log}/%f\" \"%p\"'\nrecovery_target_timeline = '{}'\n",
+        "\n{RECOVERY_SETTINGS}\nrestore_command = '{restore_command}'\nrecovery_target_timeline = '{}'\n",
         timeline.0
     );
     text += &match target {
@@ -333,13 +342,18 @@ fn settings(log: &Path, timeline: TimelineId, target: &Target, capacity: Capacit
 }
 
 /// The directory that is made.
-struct Place {
+pub(crate) struct Place {
     root: PathBuf,
     owner: Option<(Uid, Gid)>,
 }
 
 impl Place {
-    fn make_root(&self) -> Result<()> {
+    /// One that is not made yet.
+    pub(crate) fn new(root: PathBuf, owner: Option<(Uid, Gid)>) -> Place {
+        Place { root, owner }
+    }
+
+    pub(crate) fn make_root(&self) -> Result<()> {
         let failed = || Error::system(format!("cannot use {}", self.root.display()));
         match fs::read_dir(&self.root) {
             Ok(mut entries) => {
@@ -384,7 +398,7 @@ impl Place {
         }
     }
 
-    fn directory(&self, path: &str) -> Result<()> {
+    pub(crate) fn directory(&self, path: &str) -> Result<()> {
         let path = self.path(path)?;
         let made = fs::DirBuilder::new()
             .mode(0o700)
@@ -406,13 +420,17 @@ impl Place {
         Ok(file)
     }
 
-    fn write(&self, path: &str, bytes: &[u8]) -> Result<()> {
-        let mut file = self.create(path, 0o600)?;
+    pub(crate) fn write(&self, path: &str, bytes: &[u8]) -> Result<()> {
+        self.write_with(path, 0o600, bytes)
+    }
+
+    pub(crate) fn write_with(&self, path: &str, mode: u16, bytes: &[u8]) -> Result<()> {
+        let mut file = self.create(path, mode)?;
         file.write_all(bytes)
             .map_err(Error::system(format!("cannot write {path}")))
     }
 
-    fn append(&self, path: &str, text: &str) -> Result<()> {
+    pub(crate) fn append(&self, path: &str, text: &str) -> Result<()> {
         let place = self.path(path)?;
         let opened = fs::OpenOptions::new()
             .append(true)
@@ -438,10 +456,7 @@ mod tests {
 
     #[test]
     fn nothing_is_made_outside_of_the_directory() {
-        let place = Place {
-            root: PathBuf::from("/made"),
-            owner: None,
-        };
+        let place = Place::new(PathBuf::from("/made"), None);
         for path in ["../x", "a/../../x", "/etc/passwd", "a//b", "", ".", "a/"] {
             assert!(place.path(path).is_err(), "{path}");
         }
@@ -455,7 +470,12 @@ mod tests {
             ..Capacity::default()
         };
         let target = Target::Time("it's".to_owned());
-        let text = settings(Path::new("/a'b/50%/log"), TimelineId(7), &target, capacity);
+        let text = settings(
+            &copy_from(Path::new("/a'b/50%/log")),
+            TimelineId(7),
+            &target,
+            capacity,
+        );
         assert!(
             text.contains("restore_command = 'cp \"/a''b/50%%/log/%f\" \"%p\"'\n"),
             "{text}"
@@ -464,8 +484,7 @@ mod tests {
         assert!(text.contains("max_connections = 77\n"), "{text}");
         assert!(text.contains("recovery_target_timeline = '7'\n"), "{text}");
         assert!(
-            !settings(Path::new("/l"), TimelineId(1), &Target::Latest, capacity)
-                .contains("target_time = ")
+            !settings("l", TimelineId(1), &Target::Latest, capacity).contains("target_time = ")
         );
     }
 }

@@ -4,11 +4,12 @@
 //! given back, and each read is vouched for by a look at the claim, as a standby's are.
 
 use std::sync::Arc;
+use std::time::Duration;
 
 use bytes::{Bytes, BytesMut};
-use coordination::records::{Cluster, Heartbeat, Record};
-use dax::ids::{BlockKey, FileId, Generation, NodeName};
-use dax::storage::{Lineage, Storage};
+use coordination::records::{ActiveState, Cluster, Heartbeat, Record};
+use dax::ids::{BlockKey, Epoch, FileId, Generation, NodeName};
+use dax::storage::{Lineage, Storage, VolumeSettings};
 use futures_util::{StreamExt, TryStreamExt, stream};
 use pgdata::control::ControlFile;
 use pgdata::layout::{LOG, PostgresLayout};
@@ -27,6 +28,10 @@ use crate::error::{Error, Result};
 
 /// Blocks that are read at once.
 const READS_AT_ONCE: usize = 32;
+/// How often beats of the active are looked at, and how long at most.
+const BEATS_EVERY: Duration = Duration::from_millis(20);
+const BEATS_WITHIN: Duration = Duration::from_secs(60);
+const NOBODY_ANNOUNCES: &str = "nobody serves the database, so nobody says how far its log goes: start a node, or name a position";
 const NOT_MADE: &str = "the database was not made yet: understudy init makes it";
 
 /// How far the log is known to be durable.
@@ -69,8 +74,23 @@ impl Source {
         node: NodeName,
         log_from: Option<Lsn>,
     ) -> Result<Source> {
-        let watch = ClaimWatch::begin(&storage, node.clone()).await?;
         let seal = last_seal(&storage).await?;
+        let source = Source::claim_image(storage, node, seal, log_from).await?;
+        source.is_kept().await?;
+        Ok(source)
+    }
+
+    /// The same for an image that somebody pinned before.
+    ///
+    /// # Errors
+    /// Those of the zones.
+    pub async fn claim_image(
+        storage: Arc<dyn Storage>,
+        node: NodeName,
+        seal: Seal,
+        log_from: Option<Lsn>,
+    ) -> Result<Source> {
+        let watch = ClaimWatch::begin(&storage, node.clone()).await?;
         let base = Base::load(&storage, &seal).await?;
         let control = parse_control(&seal)?;
         let mut claim = claim_on(&node, &seal);
@@ -86,7 +106,6 @@ impl Source {
             control,
         };
         source.narrow(source.claim.clone()).await?;
-        source.is_kept().await?;
         Ok(source)
     }
 
@@ -154,6 +173,11 @@ impl Source {
         Ok(self.watch.release(&self.storage).await?)
     }
 
+    /// The image that it stands on.
+    pub fn base(&self) -> &Base {
+        &self.base
+    }
+
     /// The seal whose image it stands on.
     pub fn seal(&self) -> &Seal {
         &self.base.seal
@@ -169,13 +193,19 @@ impl Source {
         last_seal(&self.storage).await
     }
 
-    pub(crate) fn storage(&self) -> &Arc<dyn Storage> {
+    /// The volume.
+    pub fn storage(&self) -> &Arc<dyn Storage> {
         &self.storage
     }
 
     /// Bytes in a block.
     pub(crate) fn block_bytes(&self) -> u64 {
         u64::from(self.storage.settings().block_size_bytes)
+    }
+
+    /// How the volume is laid out.
+    pub fn settings(&self) -> &VolumeSettings {
+        self.storage.settings()
     }
 
     /// Facts about the database, as `init` left them.
@@ -238,6 +268,36 @@ impl Source {
             false => begin,
         };
         Ok(Some(Shown { end, history }))
+    }
+
+    /// The same, with everything in it that was durable when this was called: a beat announces what was durable when it was
+    /// begun, and the one after the next is begun later than now.
+    ///
+    /// # Errors
+    /// [`Error::Refused`] if nobody announces anything.
+    pub async fn look_anew(&mut self) -> Result<Shown> {
+        let beat = async |storage| {
+            let beat = Heartbeat::load(storage).await?;
+            Ok::<_, Error>(beat.map_or((Epoch::NONE, 0), |beat| (beat.epoch, beat.counter)))
+        };
+        let first = Heartbeat::load(self.storage.as_ref()).await?;
+        let first = first.ok_or_else(|| Error::Refused(NOT_MADE.to_owned()))?;
+        let is_over = matches!(first.state, ActiveState::Released { .. });
+        let second_next = (first.epoch, first.counter + 2);
+        let deadline = tokio::time::Instant::now() + BEATS_WITHIN;
+        while !is_over && beat(self.storage.as_ref()).await? < second_next {
+            if tokio::time::Instant::now() > deadline {
+                return Err(Error::Refused(NOBODY_ANNOUNCES.to_owned()));
+            }
+            tokio::time::sleep(BEATS_EVERY).await;
+        }
+        loop {
+            match self.look().await? {
+                Some(shown) => return Ok(shown),
+                // A takeover announces its timeline before the history is there.
+                None => tokio::time::sleep(BEATS_EVERY).await,
+            }
+        }
     }
 
     /// The text of a timeline's history; `None` if it has no file.

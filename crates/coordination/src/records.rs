@@ -7,6 +7,7 @@
 //! together.
 
 mod backup;
+mod branch;
 mod cluster;
 mod control;
 mod engine;
@@ -27,6 +28,7 @@ use serde::Serialize;
 use serde::de::DeserializeOwned;
 
 pub use backup::BackupState;
+pub use branch::{Branch, BranchState};
 pub use cluster::Cluster;
 pub use control::{Control, EditError, Paused, ScheduledSwitchover, edit_control};
 pub use engine::EngineFacts;

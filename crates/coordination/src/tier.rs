@@ -3,6 +3,7 @@
 use std::sync::Arc;
 
 use dax::client::Client;
+use dax::error::{Error, ErrorKind};
 use dax::storage::{Storage, VolumeSettings};
 
 use crate::config::ClusterConfig;
@@ -29,6 +30,18 @@ pub async fn create_volume(config: &ClusterConfig, settings: &VolumeSettings) ->
     }
 }
 
+/// Removes the volume for good; its name is not used again.
+///
+/// # Errors
+/// As [`dax::client::remove_volume`]; `Invalid` on Cassandra.
+pub async fn remove_volume(config: &ClusterConfig) -> dax::Result<()> {
+    if config.store.is_some() {
+        let text = "a volume on Apache Cassandra cannot be removed by itself: drop its keyspace";
+        return Err(Error::new(ErrorKind::Invalid, text));
+    }
+    dax::client::remove_volume(&config.client("remove")?, &config.name).await
+}
+
 #[cfg(feature = "cassandra")]
 mod on_cassandra {
     use super::{Arc, Storage, VolumeSettings};
@@ -49,9 +62,7 @@ mod on_cassandra {
 /// A program that was built without the driver refuses what needs it.
 #[cfg(not(feature = "cassandra"))]
 mod on_cassandra {
-    use dax::error::{Error, ErrorKind};
-
-    use super::{Arc, Storage, VolumeSettings};
+    use super::{Arc, Error, ErrorKind, Storage, VolumeSettings};
 
     pub(super) async fn connect(_: cassandra::Config) -> dax::Result<Arc<dyn Storage>> {
         Err(absent())

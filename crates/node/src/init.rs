@@ -5,6 +5,7 @@
 //! was interrupted is simply run again.
 
 mod import;
+mod layered;
 
 use std::io;
 use std::path::{Path, PathBuf};
@@ -34,6 +35,7 @@ use volume::lsn::Lsn;
 use volume::private::PrivateDir;
 use volume::view::{Ino, View};
 
+pub use self::layered::{Layered, Took, over};
 use crate::agent::context::{Host, connect, ownership};
 use crate::agent::error::{AgentError, Result};
 use crate::agent::prepare;
@@ -187,9 +189,7 @@ async fn populate(
     options: &InitOptions,
     view: &ActiveView,
 ) -> Result<()> {
-    let shown = Arc::new(view.clone());
-    let mount_options = mount::MountOptions::new(config.paths.mount());
-    let mount = mount::Mount::start(shown, mount_options, Handle::current())?;
+    let mount = mounted(config, view)?;
     let data = mount.path().to_owned();
     // What an interrupted init left.
     visit("empty", &data, child_io::empty).await?;
@@ -217,6 +217,12 @@ async fn populate(
     view.sync_all().await?;
     mount.unmount()?;
     Ok(())
+}
+
+fn mounted(config: &Config, view: &ActiveView) -> Result<mount::Mount> {
+    let shown = Arc::new(view.clone());
+    let options = mount::MountOptions::new(config.paths.mount());
+    Ok(mount::Mount::start(shown, options, Handle::current())?)
 }
 
 /// Has something done in the mount, by children: this process could not be killed while it waits for itself.

@@ -130,6 +130,17 @@ impl History {
         Ok(History { entries })
     }
 
+    /// The same as it was when the log ended there.
+    pub fn up_to(&self, end: Lsn) -> History {
+        let begun = |entry: &&Entry| entry.begin < end;
+        let mut entries: Vec<Entry> = self.entries.iter().take_while(begun).copied().collect();
+        match entries.last_mut() {
+            Some(last) => last.end = None,
+            None => return History::of_first(self.entries[0].timeline),
+        }
+        History { entries }
+    }
+
     /// The timeline that this is the history of.
     pub fn timeline(&self) -> TimelineId {
         self.last().timeline
@@ -217,6 +228,22 @@ mod tests {
 
     fn history() -> History {
         History::parse(TimelineId(4), TEXT).unwrap()
+    }
+
+    #[test]
+    fn a_history_can_be_looked_at_as_of_then() {
+        let text = "1\t0/200\tno\n2\t0/300\tno\n";
+        let history = History::parse(TimelineId(3), text).unwrap();
+        for (end, timeline) in [(0, 1), (0x200, 1), (0x201, 2), (0x300, 2), (0x301, 3)] {
+            let then = history.up_to(Lsn(end));
+            assert_eq!(then.timeline(), TimelineId(timeline), "{end:x}");
+            assert_eq!(then.entries().last().unwrap().end, None);
+        }
+        let then = history.up_to(Lsn(0x280));
+        assert_eq!(
+            then,
+            History::parse(TimelineId(2), "1\t0/200\tno\n").unwrap()
+        );
     }
 
     #[test]

@@ -5,6 +5,7 @@
 
 mod backup;
 mod bench;
+mod branch;
 mod cluster;
 mod demo;
 mod dev;
@@ -22,6 +23,7 @@ use dax::ids::{NodeName, VolumeName};
 pub use self::cluster::*;
 pub use backup::*;
 pub use bench::*;
+pub use branch::*;
 pub use demo::*;
 pub use dev::*;
 pub use mirror::*;
@@ -82,6 +84,8 @@ pub enum Command {
     Zone(Zone),
     #[command(subcommand)]
     Backup(Backup),
+    #[command(subcommand)]
+    Branch(Branch),
     /// Show which moments a repository of backups can be restored to.
     Timeline(BackupRepository),
     #[command(subcommand)]

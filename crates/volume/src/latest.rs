@@ -49,7 +49,7 @@ pub async fn format(storage: &Arc<dyn Storage>, root: Ownership, now: Timestamp)
     Ok(seal)
 }
 
-fn owned_epoch(storage: &Arc<dyn Storage>) -> Result<Epoch> {
+pub(crate) fn owned_epoch(storage: &Arc<dyn Storage>) -> Result<Epoch> {
     storage
         .epoch()
         .ok_or(Error::Invalid("the storage handle owns no epoch"))

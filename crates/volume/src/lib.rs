@@ -55,6 +55,7 @@ mod golden_test;
 pub mod image;
 pub mod journal;
 pub mod latest;
+pub mod layered;
 pub mod layout;
 pub mod lists;
 pub mod log_history;

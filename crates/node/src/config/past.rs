@@ -23,8 +23,7 @@ impl PastConfig {
             let why = "images of the past are kept in zones only, not in Cassandra";
             return Err(ConfigError::invalid("past.keep", why));
         }
-        self.space
-            .map_or(Ok(()), |space| space.check("past.space"))
+        self.space.map_or(Ok(()), |space| space.check("past.space"))
     }
 
     /// The policy that the rules are; none if there are no rules.

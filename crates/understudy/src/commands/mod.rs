@@ -5,6 +5,8 @@
 mod backup;
 mod bench;
 mod beside;
+#[cfg(feature = "backup")]
+mod branch;
 mod cassandra;
 mod configure;
 mod demo;
@@ -90,6 +92,7 @@ pub fn run(cli: Cli) -> anyhow::Result<Code> {
         Command::Backup(_command) => {
             product!("backup", on_runtime(backup::run(_command)))
         }
+        Command::Branch(_command) => product!("backup", on_runtime(branch::run(_command))),
         Command::Timeline(_args) => product!("backup", on_runtime(backup::timeline(_args))),
         Command::Upgrade(command) => on_runtime(upgrade::run(command)),
         Command::ShowConfig(args) => on_runtime(configure::show(args)),
@@ -114,6 +117,7 @@ fn usual_log(command: &Command) -> &'static str {
         | Command::Node(_)
         | Command::Proxy(_)
         | Command::Backup(crate::cli::Backup::Archive(_))
+        | Command::Branch(crate::cli::Branch::Run(_))
         | Command::Mirror(crate::cli::Mirror::Run(_))
         | Command::Vm(crate::cli::Vm::Run(_) | crate::cli::Vm::Protect(_)) => "info,scylla=error",
         // Its own words are the story; a log would only disturb it.

@@ -7,6 +7,7 @@
 mod asleep;
 mod backups;
 mod bases;
+mod branched;
 mod branches;
 mod cassandra;
 mod debezium;

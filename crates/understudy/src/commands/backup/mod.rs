@@ -3,7 +3,7 @@
 mod archive;
 mod drill;
 mod opened;
-mod restore;
+pub(crate) mod restore;
 mod schedule;
 mod show;
 mod turn;

@@ -12,7 +12,7 @@ use crate::cli;
 use crate::exit::{Code, Failure};
 
 /// The moment that was asked for, and if it is a time, in Unix milliseconds.
-fn moment(text: &str) -> anyhow::Result<(Target, Option<u64>)> {
+pub(crate) fn moment(text: &str) -> anyhow::Result<(Target, Option<u64>)> {
     if text == "latest" {
         return Ok((Target::Latest, None));
     }

@@ -1,0 +1,186 @@
+//! Contents of a branch: a data directory without its data files, which the branch's volume has from the image.
+//!
+//! ```text
+//!   postgresql.conf, ...         configuration as it is now, with what recovery needs
+//!   global/pg_control            as it was sealed, but: in archive recovery, consistent at the image's end
+//!   pg_wal/                      the log from the image's redo to the moment, and no byte of later log
+//!   recovery.signal              a server that is started on all this recovers, and begins a timeline of its own
+//! ```
+
+use std::collections::BTreeSet;
+use std::fs;
+use std::path::Path;
+
+use dax::ids::FileId;
+use nix::unistd::{Gid, Uid};
+use pgdata::control::ControlFile;
+use pgdata::layout::{CONTROL_FILE, LOG, PostgresLayout, SLOTS};
+use pgdata::timeline::TimelineId;
+use volume::layout::{FileClass, Layout};
+use volume::lsn::Lsn;
+
+use crate::create::{files_of, is_unlogged};
+use crate::error::{Error, Result};
+use crate::restore::{Place, Target, settings};
+use crate::source::{Shown, Source};
+
+/// The log is read in pieces of this size.
+const READ_BYTES: u64 = 1 << 20;
+/// A program that finds nothing: all log is there already.
+const NO_MORE_LOG: &str = "false";
+
+/// A moment of a volume.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Moment {
+    /// Everything that is durable now.
+    Now,
+    /// A position of the log.
+    Lsn(Lsn),
+    /// The end of the image.
+    Image,
+    /// A time, as PostgreSQL reads it, and a position of the log behind it, if one is known.
+    Time(String, Option<Lsn>),
+}
+
+/// What was written.
+#[derive(Debug)]
+pub struct Contents {
+    /// The data files that belong to it.
+    pub files: BTreeSet<FileId>,
+    /// The log goes to here.
+    pub log_end: Lsn,
+    /// Bytes of log from the image's redo on.
+    pub log_bytes: u64,
+}
+
+/// Writes the contents of a branch at a moment into an empty directory, for this owner.
+///
+/// # Errors
+/// [`Error::OutOfReach`] if the log does not go there, or is not kept any more; those of the zones and of this machine's disk.
+pub async fn write(
+    source: &mut Source,
+    moment: &Moment,
+    directory: &Path,
+    owner: Option<(Uid, Gid)>,
+) -> Result<Contents> {
+    let shown = source.look_anew().await?;
+    let to = end_of(source, moment, &shown)?;
+    let place = Place::new(directory.to_path_buf(), owner);
+    place.make_root()?;
+    let live = source.live().clone();
+    let (directories, found) = files_of(source, &live)?;
+    for one in directories {
+        place.directory(&one.path)?;
+    }
+    let layout = PostgresLayout::new(source.segment_size());
+    for path in [LOG, SLOTS]
+        .map(str::to_owned)
+        .into_iter()
+        .chain(layout.private_directories(false))
+    {
+        place.directory(&path)?;
+    }
+    let mut files = BTreeSet::new();
+    for one in found {
+        if one.class == FileClass::Data {
+            if !is_unlogged(source, &one.path) {
+                files.insert(one.id);
+            }
+            continue;
+        }
+        let bytes = source.read_live(&live, one.id, 0..one.size).await?;
+        place.write_with(&one.path, one.mode, &bytes)?;
+    }
+    let shown = Shown {
+        end: to,
+        history: shown.history.up_to(to),
+    };
+    let timeline = write_log(source, &shown, &place).await?;
+    let end = source.seal().end;
+    let control = ControlFile::in_archive_recovery(&source.seal().payload, end)
+        .map_err(|error| Error::Volume(volume::error::Error::Damaged(error.to_string())))?;
+    place.write(CONTROL_FILE, &control)?;
+    let target = match moment {
+        Moment::Time(time, _) => Target::Time(time.clone()),
+        Moment::Now | Moment::Lsn(_) | Moment::Image => Target::Latest,
+    };
+    let capacity = source.control().capacity;
+    place.append(
+        "postgresql.auto.conf",
+        &settings(NO_MORE_LOG, timeline, &target, capacity),
+    )?;
+    place.write("recovery.signal", b"")?;
+    Ok(Contents {
+        files,
+        log_end: to,
+        log_bytes: to.bytes_since(source.seal().redo),
+    })
+}
+
+/// Where the log of a moment ends.
+fn end_of(source: &Source, moment: &Moment, shown: &Shown) -> Result<Lsn> {
+    let image = source.seal().end;
+    let wanted = match moment {
+        Moment::Now => shown.end,
+        Moment::Image => image,
+        Moment::Lsn(lsn) => *lsn,
+        Moment::Time(_, known) => known.unwrap_or(shown.end),
+    };
+    match image <= wanted && wanted <= shown.end {
+        true => Ok(wanted),
+        false => Err(Error::Refused(format!(
+            "{wanted} is out of reach: from this image the log goes from {image} to {}",
+            shown.end
+        ))),
+    }
+}
+
+/// Writes segments from the image's redo on, with zeros behind the end, and all history files. Returns the last timeline.
+async fn write_log(source: &Source, shown: &Shown, place: &Place) -> Result<TimelineId> {
+    let size = source.segment_size();
+    let bytes = size.bytes();
+    let redo = source.seal().redo;
+    let mut start = Lsn(redo.0 - redo.0 % bytes);
+    while start < shown.end {
+        let segment = source.segment_at(shown, start)?.ok_or_else(|| {
+            Error::Refused(format!(
+                "the log from {start} on is not kept any more: take another image, or a later moment"
+            ))
+        })?;
+        let len = segment.end.0 - start.0;
+        let mut whole = Vec::with_capacity(bytes as usize);
+        while (whole.len() as u64) < len {
+            let from = whole.len() as u64;
+            let piece = source
+                .read_log(&segment, from..len.min(from + READ_BYTES))
+                .await?;
+            whole.extend_from_slice(&piece);
+        }
+        whole.resize(bytes as usize, 0);
+        place.write(&format!("{LOG}/{}", segment.name.file_name(size)), &whole)?;
+        start = Lsn(start.0 + bytes);
+    }
+    for entry in shown.history.entries() {
+        if let Some(text) = source.history_file(entry.timeline).await? {
+            place.write(
+                &format!("{LOG}/{}", entry.timeline.history_file_name()),
+                &text,
+            )?;
+        }
+    }
+    Ok(shown.history.timeline())
+}
+
+/// Where the newest timeline of a data directory began.
+pub fn fork(data: &Path) -> Option<Lsn> {
+    let files = fs::read_dir(data.join(LOG)).ok()?;
+    let histories = files.filter_map(|file| {
+        let path = file.ok()?.path();
+        path.extension()
+            .is_some_and(|end| end == "history")
+            .then_some(path)
+    });
+    let text = fs::read_to_string(histories.max()?).ok()?;
+    let last = text.lines().rfind(|line| !line.trim().is_empty())?;
+    pgdata::parse_lsn(last.split_whitespace().nth(1)?)
+}

@@ -1,0 +1,65 @@
+//! `branch/<name>`: a branch of this volume, in the parent's registry.
+//!
+//! ```text
+//!   making ──▶ ready ──▶ dropping ──▶ (no record)
+//!      └──────────────────▲
+//! ```
+//!
+//! Invariant: the record is there before its volume and its pin are made, and goes after both are gone, so that what a crash left
+//! has a name to be dropped by.
+
+use dax::ids::VolumeName;
+use dax::storage::Authority;
+use serde::{Deserialize, Serialize};
+use volume::lsn::Lsn;
+
+use super::Record;
+
+/// How far a branch is.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum BranchState {
+    /// It is being made, or its maker died.
+    Making,
+    /// A node can serve it.
+    Ready,
+    /// It is being removed.
+    Dropping,
+}
+
+/// A branch.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Branch {
+    /// Its name, for people.
+    pub name: String,
+    /// How far it is.
+    pub state: BranchState,
+    /// The volume that holds it; no other one ever has this name.
+    pub volume: VolumeName,
+    /// The pin that keeps its image, once that is known.
+    #[serde(default)]
+    pub pin: Option<String>,
+    /// The moment that was asked for.
+    pub at: String,
+    /// The log of the parent that it has ends here, once that is known.
+    #[serde(default)]
+    pub end: Option<Lsn>,
+    /// When it was made, Unix milliseconds.
+    pub created_unix_ms: u64,
+}
+
+impl Branch {
+    /// Name of the record of the branch with this name.
+    pub fn record_name(name: &str) -> String {
+        format!("{}{name}", Self::PREFIX)
+    }
+}
+
+impl Record for Branch {
+    const PREFIX: &'static str = "branch/";
+    const AUTHORITY: Authority = Authority::Node;
+
+    fn name(&self) -> String {
+        Branch::record_name(&self.name)
+    }
+}

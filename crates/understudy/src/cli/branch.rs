@@ -1,0 +1,116 @@
+//! Arguments of `understudy branch`.
+
+use std::path::PathBuf;
+use std::time::Duration;
+
+use clap::{Args, Subcommand};
+
+use super::duration;
+
+/// Branches: databases that begin as this one was at a moment, and share with it what neither has changed since.
+///
+/// A branch is a volume of its own in the same zones, laid over an image of the database. It costs what is written to it. Nothing
+/// that happens to the branch touches the database, nor the other way round.
+#[derive(Debug, Subcommand)]
+#[command(after_help = "\
+Examples:
+  understudy branch create test --config north.toml --directory /var/lib/understudy/test --port 5433
+  understudy branch run --directory /var/lib/understudy/test
+  understudy branch create before --config north.toml --directory /tmp/before --at '2026-11-28 14:00:00'
+  understudy branch list --config north.toml
+  understudy branch drop test --config north.toml")]
+pub enum Branch {
+    /// Make a branch, and a node's configuration that serves it.
+    Create(CreateBranch),
+    /// Show the branches.
+    List(ListBranches),
+    /// Serve a branch on this machine until stopped.
+    Run(RunBranch),
+    /// Remove a branch for good.
+    Drop(DropBranch),
+}
+
+/// Where the zones' secret is, if they have one.
+#[derive(Debug, Clone, Args)]
+pub struct ZonesSecret {
+    /// The file with the zones' secret, if they have one: the branch's volume gets a key of its own.
+    #[arg(long, value_name = "FILE")]
+    pub secret_file: Option<PathBuf>,
+}
+
+/// Arguments of `branch create`.
+#[derive(Debug, Args)]
+pub struct CreateBranch {
+    /// Name of the branch: letters, digits, '-' and '_'.
+    #[arg(value_name = "NAME", value_parser = branch_name)]
+    pub name: String,
+    /// Configuration file of a node of the database.
+    #[arg(long, value_name = "FILE")]
+    pub config: PathBuf,
+    /// A directory on this machine for the branch's node, which must be empty or not there yet.
+    #[arg(long, value_name = "DIR")]
+    pub directory: PathBuf,
+    /// The moment: "now", a position such as 0/16B3748, a time in UTC such as "2026-11-28 14:00:00", or "seal 3.17" for that image.
+    #[arg(long, value_name = "MOMENT", default_value = "now")]
+    pub at: String,
+    /// PostgreSQL's port on this machine; a free one, if none is given.
+    #[arg(long, value_name = "PORT", value_parser = clap::value_parser!(u16).range(1..))]
+    pub port: Option<u16>,
+    /// A file for psql that hides what the branch shall not show, before anybody else can connect. It begins in the database
+    /// "postgres": \\connect leads to another one. Can be given several times.
+    #[arg(long, value_name = "FILE")]
+    pub mask: Vec<PathBuf>,
+    /// The zones' secret.
+    #[command(flatten)]
+    pub secret: ZonesSecret,
+    /// How long recovery may take.
+    #[arg(long, value_name = "DURATION", default_value = "1h", value_parser = duration)]
+    pub within: Duration,
+    /// Print JSON.
+    #[arg(long)]
+    pub json: bool,
+}
+
+/// Arguments of `branch list`.
+#[derive(Debug, Args)]
+pub struct ListBranches {
+    /// Configuration file of a node of the database.
+    #[arg(long, value_name = "FILE")]
+    pub config: PathBuf,
+    /// Print JSON.
+    #[arg(long)]
+    pub json: bool,
+}
+
+/// Arguments of `branch run`.
+#[derive(Debug, Args)]
+pub struct RunBranch {
+    /// The directory that "branch create" made.
+    #[arg(long, value_name = "DIR")]
+    pub directory: PathBuf,
+    /// End when standard input is closed.
+    #[arg(long, hide = true)]
+    pub until_stdin_closes: bool,
+}
+
+/// Arguments of `branch drop`.
+#[derive(Debug, Args)]
+pub struct DropBranch {
+    /// Name of the branch.
+    #[arg(value_name = "NAME", value_parser = branch_name)]
+    pub name: String,
+    /// Configuration file of a node of the database.
+    #[arg(long, value_name = "FILE")]
+    pub config: PathBuf,
+    /// The zones' secret.
+    #[command(flatten)]
+    pub secret: ZonesSecret,
+}
+
+fn branch_name(text: &str) -> Result<String, String> {
+    let is_plain = |c: char| c.is_ascii_lowercase() || c.is_ascii_digit() || c == '-' || c == '_';
+    match !text.is_empty() && text.len() <= 30 && text.chars().all(is_plain) {
+        true => Ok(text.to_owned()),
+        false => Err("must have 1 to 30 of a-z, 0-9, '-' and '_'".to_owned()),
+    }
+}

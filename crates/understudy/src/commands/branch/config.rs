@@ -1,0 +1,150 @@
+//! The files of a branch's node, in its directory: its configuration, made of that of a node of the database, and its volume's key.
+
+use std::net::TcpListener;
+use std::path::{Path, PathBuf};
+
+use anyhow::Context;
+use dax::credentials::{Secret, write_new};
+use dax::ids::VolumeName;
+use toml::{Table, Value};
+
+use crate::exit::{Code, Failure};
+
+/// Tables of a node that are about its own cluster alone.
+const NOT_OF_A_BRANCH: [&str; 4] = ["proxy", "backup", "past", "tags"];
+
+/// The configuration file in a branch's directory.
+pub(super) fn file(directory: &Path) -> PathBuf {
+    directory.join("node.toml")
+}
+
+/// Makes the directory and writes the files into it. Returns PostgreSQL's port.
+pub(super) fn write(
+    parent: &Path,
+    directory: &Path,
+    volume: &VolumeName,
+    port: Option<u16>,
+    secret: Option<&Path>,
+) -> anyhow::Result<u16> {
+    make(directory)?;
+    let text = std::fs::read_to_string(parent)
+        .with_context(|| format!("cannot read {}", parent.display()))?;
+    let mut table: Table = text.parse()?;
+    let key = key_file(&table, directory, volume, secret)?;
+    let port = match port {
+        Some(port) => port,
+        None => free_port()?,
+    };
+    change(&mut table, directory, volume, port, free_port()?);
+    if let Some(key) = key {
+        table.insert("key".to_owned(), text_of(&key));
+    }
+    std::fs::write(file(directory), toml::to_string(&table)?)?;
+    Ok(port)
+}
+
+/// What a branch's node has of its own.
+fn change(table: &mut Table, directory: &Path, volume: &VolumeName, port: u16, rest: u16) {
+    for name in NOT_OF_A_BRANCH {
+        table.remove(name);
+    }
+    table.insert("volume".to_owned(), Value::String(volume.to_string()));
+    table.insert("data".to_owned(), text_of(&directory.join("node")));
+    let postgres = below(table, "postgres");
+    postgres.remove("advertise");
+    postgres.insert("port".to_owned(), Value::Integer(port.into()));
+    let channel = below(table, "channel");
+    channel.remove("advertise");
+    let socket = format!("unix:{}", directory.join("channel").display());
+    channel.insert("listen".to_owned(), Value::String(socket));
+    let listen = Table::from_iter([(
+        "listen".to_owned(),
+        Value::String(format!("127.0.0.1:{rest}")),
+    )]);
+    table.insert("rest".to_owned(), Value::Table(listen));
+}
+
+fn below<'a>(table: &'a mut Table, name: &str) -> &'a mut Table {
+    let entry = table
+        .entry(name)
+        .or_insert_with(|| Value::Table(Table::new()));
+    if !entry.is_table() {
+        *entry = Value::Table(Table::new());
+    }
+    entry.as_table_mut().expect("it was made one")
+}
+
+fn text_of(path: &Path) -> Value {
+    Value::String(path.display().to_string())
+}
+
+/// A directory that only its owner can change, and that PostgreSQL's user can pass through.
+fn make(directory: &Path) -> anyhow::Result<()> {
+    let is_empty = std::fs::read_dir(directory).map(|mut entries| entries.next().is_none());
+    match is_empty {
+        Ok(true) => Ok(()),
+        Ok(false) => {
+            let said = format!("{} is not empty", directory.display());
+            Err(Failure::new(Code::Usage, said)
+                .advise("Give an empty --directory, or one that is not there yet.")
+                .into())
+        }
+        Err(_) => std::fs::create_dir_all(directory)
+            .with_context(|| format!("cannot make {}", directory.display())),
+    }
+}
+
+/// The key of the branch's volume, if the database's has one.
+fn key_file(
+    table: &Table,
+    directory: &Path,
+    volume: &VolumeName,
+    secret: Option<&Path>,
+) -> anyhow::Result<Option<PathBuf>> {
+    if !table.contains_key("key") {
+        return Ok(None);
+    }
+    let path = directory.join("volume.key");
+    write_new(&path, &key_of(volume, secret)?.to_hex())?;
+    Ok(Some(path))
+}
+
+/// The key of a volume, made from the zones' secret.
+pub(super) fn key_of(
+    volume: &VolumeName,
+    secret: Option<&Path>,
+) -> anyhow::Result<dax::credentials::VolumeKey> {
+    let Some(secret) = secret else {
+        let said =
+            "the zones have a secret, and the branch's volume needs a key that is made from it";
+        return Err(Failure::new(Code::Usage, said.to_owned())
+            .advise("Give --secret-file with the secret of the zones, on a machine that has it.")
+            .into());
+    };
+    Ok(Secret::load(secret)?.key(volume))
+}
+
+fn free_port() -> anyhow::Result<u16> {
+    let listener = TcpListener::bind("127.0.0.1:0").context("no port is free")?;
+    Ok(listener.local_addr()?.port())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_branchs_node_has_nothing_of_the_nodes_own() {
+        let text = "name = \"north\"\nvolume = \"main\"\nzones = [\"z:1\"]\ndata = \"/north\"\n\
+            [postgres]\nbin = \"/bin\"\nport = 5432\nadvertise = \"db:5432\"\n[postgres.parameters]\nwork_mem = \"8MB\"\n\
+            [channel]\nlisten = \"0.0.0.0:7432\"\nadvertise = \"db:7432\"\n[rest]\nlisten = \"0.0.0.0:8008\"\ntoken = \"/t\"\n\
+            [proxy]\nlisten = \"0.0.0.0:6432\"\n[backup]\nrepository = \"/b\"\n[past]\nkeep = [\"all for 1h\"]\n[tls]\nca = \"/ca\"\n";
+        let mut table: Table = text.parse().unwrap();
+        let volume = VolumeName::new("main-test-1").unwrap();
+        change(&mut table, Path::new("/b/test"), &volume, 5433, 8009);
+        let expected = "name = \"north\"\nvolume = \"main-test-1\"\nzones = [\"z:1\"]\ndata = \"/b/test/node\"\n\
+            [postgres]\nbin = \"/bin\"\nport = 5433\n[postgres.parameters]\nwork_mem = \"8MB\"\n\
+            [channel]\nlisten = \"unix:/b/test/channel\"\n[rest]\nlisten = \"127.0.0.1:8009\"\n[tls]\nca = \"/ca\"\n";
+        assert_eq!(table, expected.parse::<Table>().unwrap());
+    }
+}

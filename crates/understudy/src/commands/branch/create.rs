@@ -1,0 +1,232 @@
+//! `understudy branch create`.
+//!
+//! ```text
+//!   record "making" ─▶ pin ─▶ contents (configuration, log) ─▶ volume over the image ─▶ recovery, masks, seal ─▶ record "ready"
+//! ```
+//!
+//! Invariant: whatever ends it early leaves a record, by which `branch drop` finds everything that was made.
+
+use std::path::Path;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use anyhow::Context;
+use backup::branch::{Moment, write};
+use backup::source::Source;
+use coordination::config::ClusterConfig;
+use coordination::records::{Branch, BranchState, Heartbeat, Member, Record, unix_ms};
+use dax::ids::{Epoch, NodeName, VolumeName};
+use dax::layer::Layer;
+use dax::storage::Storage;
+use node::config::Config;
+use node::init::{Layered, over};
+use serde_json::json;
+use volume::lsn::Lsn;
+
+use super::{choose, config};
+use crate::cli;
+use crate::commands::registry::{Registry, in_time};
+use crate::exit::{Code, Failure};
+
+/// The log is durable up to a position that may be in the middle of a record.
+const INCOMPLETE_BYTES: u64 = 1 << 20;
+
+/// Settings that keep a branch away from what the database's own programs do.
+const SETTINGS: &str = "# Of the branch: remove what it shall do as the database does, and restart it.\n\
+    archive_mode = off\nmax_logical_replication_workers = 0\ncron.launch_active_jobs = off\n";
+
+pub(super) async fn run(args: cli::CreateBranch) -> anyhow::Result<Code> {
+    let began = Instant::now();
+    let registry = Registry::open(&args.config).await?;
+    let postgres = registry.postgres()?;
+    let directory = std::path::absolute(&args.directory)?;
+    let storage = &registry.storage;
+    let mut branch = begin(&args, &postgres.cluster, storage).await?;
+    let volume = branch.volume.clone();
+    let port = config::write(
+        &args.config,
+        &directory,
+        &volume,
+        args.port,
+        args.secret.secret_file.as_deref(),
+    );
+    let made = match port {
+        Ok(port) => make(&args, postgres, storage, &mut branch, &directory)
+            .await
+            .map(|made| (port, made)),
+        Err(error) => Err(error),
+    };
+    let (port, made) = made.with_context(|| {
+        format!(
+            "the branch {name} is not complete: understudy branch drop {name} removes what was made",
+            name = args.name
+        )
+    })?;
+    let total_ms = began.elapsed().as_millis() as u64;
+    if args.json {
+        let shown = json!({
+            "name": branch.name, "volume": branch.volume, "end": branch.end.map(|end| end.to_string()), "port": port, "total_ms": total_ms,
+            "log_bytes": made.log_bytes, "took": made.took, "bytes": made.bytes,
+            "config": config::file(&directory),
+        });
+        println!("{shown}");
+    } else {
+        let took = made.took;
+        println!(
+            "branch {}: made in {:.1} s ({} MB of log copied in {:.1} s, recovery to {} {:.1} s, seal {:.1} s)\n\
+             serve it:      understudy branch run --directory {}\n\
+             connect:       port {port} of this machine, with the database's roles and passwords",
+            args.name,
+            total_ms as f64 / 1000.0,
+            made.log_bytes >> 20,
+            took.copy_ms as f64 / 1000.0,
+            took.end,
+            took.recovery_ms as f64 / 1000.0,
+            took.seal_ms as f64 / 1000.0,
+            directory.display(),
+        );
+    }
+    Ok(Code::Ok)
+}
+
+/// Takes the name.
+async fn begin(
+    args: &cli::CreateBranch,
+    parent: &ClusterConfig,
+    storage: &Arc<dyn Storage>,
+) -> anyhow::Result<Branch> {
+    let name = &args.name;
+    let record = Branch::record_name(name);
+    let there = in_time(async { Ok(Branch::load_named(storage.as_ref(), &record).await?) }).await?;
+    if let Some(there) = there {
+        let (said, advice) = match there.state {
+            BranchState::Ready => (
+                format!("there is a branch {name} already"),
+                "Give another name, or drop it first.".to_owned(),
+            ),
+            BranchState::Making | BranchState::Dropping => (
+                format!("a branch {name} was not completed, or not dropped completely"),
+                format!("If nobody is at it: understudy branch drop {name}"),
+            ),
+        };
+        return Err(Failure::new(Code::Refused, said).advise(advice).into());
+    }
+    let created_unix_ms = unix_ms();
+    let branch = Branch {
+        name: name.clone(),
+        state: BranchState::Making,
+        volume: VolumeName::new(format!("{}-{name}-{created_unix_ms:x}", parent.volume))?,
+        pin: None,
+        at: args.at.clone(),
+        end: None,
+        created_unix_ms,
+    };
+    branch.store(storage.as_ref()).await?;
+    Ok(branch)
+}
+
+/// A branch that was made.
+struct Made {
+    took: node::init::Took,
+    log_bytes: u64,
+    bytes: u64,
+}
+
+async fn make(
+    args: &cli::CreateBranch,
+    parent: &Config,
+    storage: &Arc<dyn Storage>,
+    branch: &mut Branch,
+    directory: &Path,
+) -> anyhow::Result<Made> {
+    let (pin, moment) = choose::image(storage, &args.at).await?;
+    branch.pin = Some(pin.name.clone());
+    branch.store(storage.as_ref()).await?;
+    // From here on the record says that there is a pin, so nobody need give it up.
+    let pin = pin.keep(storage).await?;
+    let claim = NodeName::new(format!("branch-{}", args.name))?;
+    let members = Member::list(storage.as_ref()).await?;
+    anyhow::ensure!(
+        members.iter().all(|member| member.name != claim),
+        "{claim} is a node: give the branch another name"
+    );
+    let mut source = Source::claim_image(storage.clone(), claim, pin.seal(), None).await?;
+    let made = fill(args, parent, &mut source, branch, &moment, directory).await;
+    let released = source.release().await;
+    let made = made?;
+    released?;
+    branch.state = BranchState::Ready;
+    branch.store(storage.as_ref()).await?;
+    Ok(made)
+}
+
+async fn fill(
+    args: &cli::CreateBranch,
+    parent: &Config,
+    source: &mut Source,
+    branch: &mut Branch,
+    moment: &Moment,
+    directory: &Path,
+) -> anyhow::Result<Made> {
+    let config = Config::load(&config::file(directory))?;
+    let rest = directory.join("contents");
+    let contents = write(source, moment, &rest, None).await?;
+    let parent_key = parent.cluster.volume_key()?;
+    let layer = Layer {
+        parent: parent.cluster.volume.clone(),
+        image: source.seal().lineage.clone(),
+        first_epoch: next_epoch(source).await?,
+        proof: None,
+    };
+    let layer = layer.proven(&branch.volume, parent_key.as_ref());
+    let layered = Layered {
+        settings: source.settings().under(layer),
+        base: source.base().clone(),
+        files: contents.files,
+        rest: rest.clone(),
+        recovery_settings: backup::restore::RECOVERY_SETTINGS,
+        settings_after: SETTINGS,
+        masks: args
+            .mask
+            .iter()
+            .map(std::path::absolute)
+            .collect::<Result<_, _>>()?,
+        within: args.within,
+        reach: match moment {
+            Moment::Time(..) => source.seal().end,
+            _ => Lsn(contents.log_end.0.saturating_sub(INCOMPLETE_BYTES)).max(source.seal().end),
+        },
+    };
+    let making = Box::pin(over(&config, &layered));
+    let (created, took) = kept(source, making).await?;
+    std::fs::remove_dir_all(&rest)?;
+    branch.end = Some(took.end);
+    Ok(Made {
+        took,
+        log_bytes: contents.log_bytes,
+        bytes: created.bytes,
+    })
+}
+
+/// Says now and then that the image is still read, while something is done.
+async fn kept<T>(
+    source: &mut Source,
+    doing: impl Future<Output = Result<T, node::agent::AgentError>>,
+) -> anyhow::Result<T> {
+    const KEEP_EVERY: Duration = Duration::from_secs(10);
+    tokio::pin!(doing);
+    let from = source.seal().redo;
+    loop {
+        tokio::select! {
+            done = &mut doing => return Ok(done?),
+            () = tokio::time::sleep(KEEP_EVERY) => source.keep(from).await?,
+        }
+    }
+}
+
+/// An epoch above every one that the volume has accepted.
+async fn next_epoch(source: &Source) -> anyhow::Result<Epoch> {
+    let beat = Heartbeat::load(source.storage().as_ref()).await?;
+    let beat = beat.map_or(Epoch::NONE, |beat| beat.epoch);
+    Ok(beat.max(source.seal().generation.epoch).next())
+}
