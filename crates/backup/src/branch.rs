@@ -42,7 +42,7 @@ pub enum Moment {
     Time(String, Option<Lsn>),
 }
 
-/// What was written.
+/// Files and log that were written.
 #[derive(Debug)]
 pub struct Contents {
     /// The data files that belong to it.

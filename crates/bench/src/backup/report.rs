@@ -49,7 +49,7 @@ pub fn table(report: &Report) -> String {
     out
 }
 
-/// What images of the past cost.
+/// Costs of images of the past.
 fn images(images: &Images) -> String {
     let Images { nothing, kept, .. } = images;
     let mut out = format!(
