@@ -64,7 +64,7 @@ pub struct Layered {
     pub reach: Lsn,
 }
 
-/// What the parts took, and where recovery ended.
+/// Durations of the parts, and where recovery ended.
 #[derive(Debug, Clone, Copy, serde::Serialize)]
 pub struct Took {
     /// Making the volume, and copying what is not of the image.

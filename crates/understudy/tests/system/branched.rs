@@ -29,7 +29,7 @@ struct Branch {
     node: Process,
 }
 
-/// What a command on this cluster's branches printed.
+/// Output of a command on this cluster's branches.
 fn command(stage: &Stage, arguments: &[&str]) -> Result<std::process::Output> {
     let secret = stage.cluster.options().dir.join("zones.secret");
     let secret = secret.display().to_string();

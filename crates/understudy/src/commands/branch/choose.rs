@@ -24,7 +24,7 @@ struct Image {
     end: Lsn,
 }
 
-/// What was asked for.
+/// The moment that was asked for.
 enum Asked {
     Now,
     Seal(Generation),

@@ -43,7 +43,7 @@ pub(super) fn write(
     Ok(port)
 }
 
-/// What a branch's node has of its own.
+/// Changes what a branch's node has of its own.
 fn change(table: &mut Table, directory: &Path, volume: &VolumeName, port: u16, rest: u16) {
     for name in NOT_OF_A_BRANCH {
         table.remove(name);
