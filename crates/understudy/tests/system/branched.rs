@@ -13,9 +13,11 @@ use cluster::ports;
 use cluster::process::Process;
 use serde_json::Value;
 use tokio_postgres::Client;
+use volume::past::Pin;
 
 use crate::backups::take_over;
 use crate::operator::{json, understudy};
+use crate::past::registry;
 use crate::slots::active;
 use crate::stage::{Stage, TIMEOUT, program};
 
@@ -221,6 +223,9 @@ async fn a_branch_has_all_that_was_acknowledged_and_goes_its_own_way() -> Result
         .collect();
     ensure!(names == ["now", "then", "undone"], "{listed}");
     a_failed_mask_leaves_nothing_that_serves(&stage)?;
+    let pins = Pin::all(&registry(&stage).await?).await?;
+    let keeps_log = pins.iter().any(|pin| pin.log.is_some());
+    ensure!(pins.len() == 3 && !keeps_log, "branches keep WAL: {pins:?}");
     let taken = command(
         &stage,
         &["branch", "create", "now", "--directory", "/nowhere"],

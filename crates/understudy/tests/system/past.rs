@@ -75,7 +75,7 @@ async fn an_image_is_read_back_after_takeovers_and_from_a_zone_that_was_rebuilt(
     stage.verify().await
 }
 
-async fn registry(stage: &Stage) -> Result<Arc<dyn Storage>> {
+pub async fn registry(stage: &Stage) -> Result<Arc<dyn Storage>> {
     let config = Config::load(&stage.cluster.node("north")?.config)?;
     Ok(Client::connect(config.cluster.client("test")?).await?)
 }

@@ -69,7 +69,11 @@ impl Asked {
 }
 
 /// Pins the image, with the log behind it.
-pub(super) async fn image(storage: &Arc<dyn Storage>, at: &str) -> anyhow::Result<(Pin, Moment)> {
+pub(super) async fn image(
+    storage: &Arc<dyn Storage>,
+    branch: &str,
+    at: &str,
+) -> anyhow::Result<(Pin, Moment)> {
     let asked = Asked::parse(at)?;
     let images = all(storage).await?;
     let Some(chosen) = images.iter().rev().find(|image| asked.takes(image)) else {
@@ -88,7 +92,13 @@ pub(super) async fn image(storage: &Arc<dyn Storage>, at: &str) -> anyhow::Resul
             .advise("Keep images for longer ([past] in the nodes' configuration), or restore from a backup.")
             .into());
     };
-    let pin = Pin::make(storage, "branch", Some(chosen.generation), true).await?;
+    let pin = Pin::make(
+        storage,
+        &format!("branch {branch}"),
+        Some(chosen.generation),
+        true,
+    )
+    .await?;
     let later = images.iter().find(|image| match &asked {
         Asked::Time(_, time) => image.at.is_some_and(|at| *time + SEALING < at),
         _ => false,

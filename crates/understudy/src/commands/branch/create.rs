@@ -139,11 +139,11 @@ async fn make(
     branch: &mut Branch,
     directory: &Path,
 ) -> anyhow::Result<Made> {
-    let (pin, moment) = choose::image(storage, &args.at).await?;
+    let (pin, moment) = choose::image(storage, &args.name, &args.at).await?;
     branch.pin = Some(pin.name.clone());
     branch.store(storage.as_ref()).await?;
     // From here on the record says that there is a pin, so nobody need give it up.
-    let pin = pin.keep(storage).await?;
+    let mut pin = pin.keep(storage).await?;
     let claim = NodeName::new(format!("branch-{}", args.name))?;
     let members = Member::list(storage.as_ref()).await?;
     anyhow::ensure!(
@@ -155,9 +155,36 @@ async fn make(
     let released = source.release().await;
     let made = made?;
     released?;
+    // It has the WAL that it needs: the database's need not be kept for it.
+    pin.log = None;
+    pin.keep(storage).await?;
+    is_still_ours(storage, branch).await?;
     branch.state = BranchState::Ready;
     branch.store(storage.as_ref()).await?;
     Ok(made)
+}
+
+/// Refuses if somebody else has taken the name, or dropped it, in the meantime.
+async fn is_still_ours(storage: &Arc<dyn Storage>, branch: &Branch) -> anyhow::Result<()> {
+    let record = branch.name();
+    let there = Branch::load_named(storage.as_ref(), &record).await?;
+    let is_ours =
+        |there: &Branch| there.volume == branch.volume && there.state == BranchState::Making;
+    match there.as_ref().is_some_and(is_ours) {
+        true => Ok(()),
+        false => Err(Failure::new(
+            Code::Refused,
+            format!(
+                "somebody dropped the branch {} while it was made, or made another one of that name",
+                branch.name
+            ),
+        )
+        .advise(format!(
+            "Look at understudy branch list. Nobody else knows of the volume {}.",
+            branch.volume
+        ))
+        .into()),
+    }
 }
 
 async fn fill(
