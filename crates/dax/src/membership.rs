@@ -223,6 +223,23 @@ impl Membership {
         target
     }
 
+    /// True if an exchange of members is about to begin.
+    pub fn begins(&self) -> bool {
+        let change = self.change.as_ref();
+        change.is_some_and(|change| !change.joint && !change.back)
+    }
+
+    /// True if these are, for good, the members that another volume's exchange would lead to.
+    pub fn is_target_of(&self, begun: &Membership) -> bool {
+        let stores = |members: &[Member]| -> BTreeSet<StoreId> {
+            members.iter().map(|member| member.store).collect()
+        };
+        let (target, sync_replicas) = begun.outcome();
+        self.change.is_none()
+            && self.sync_replicas == sync_replicas
+            && stores(&self.members) == stores(&target)
+    }
+
     /// The same members with a change begun: the joining ones are to be sent everything.
     ///
     /// # Errors

@@ -284,7 +284,7 @@ impl Committer {
             }
             Request::SetMembers { epoch, membership } => match self.admit(&volume, epoch) {
                 Err(e) => error(&e),
-                Ok(()) => hear(&volume, conn, membership, round),
+                Ok(()) => self.exchange(&volume, conn, membership, round),
             },
             Request::Sightings { epoch, sightings } => match self.admit(&volume, epoch) {
                 Err(e) => error(&e),
@@ -458,7 +458,7 @@ fn check_known(volume: &Arc<Volume>, conn: &Conn, round: &Round) -> Result<(), E
 }
 
 /// Keeps a membership, if it is newer than what was kept or decided.
-fn hear(
+pub(crate) fn hear(
     volume: &Arc<Volume>,
     conn: &Conn,
     membership: Box<Membership>,

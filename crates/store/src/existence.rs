@@ -20,7 +20,8 @@ use dax::storage::VolumeSettings;
 use dax::wire::Response;
 
 use crate::committer::{Committer, Round};
-use crate::decide::{error, mark};
+use crate::connection::Conn;
+use crate::decide::{error, hear, mark};
 use crate::engine::EngineError;
 use crate::keys::VolumeId;
 use crate::layers;
@@ -116,6 +117,20 @@ impl Committer {
                 parent.name
             )),
             true => Ok(()),
+        }
+    }
+
+    /// Keeps a membership, or says why not.
+    pub(crate) fn exchange(
+        &self,
+        volume: &Arc<Volume>,
+        conn: &Conn,
+        membership: Box<Membership>,
+        round: &mut Round,
+    ) -> Response {
+        match layers::check_members(&self.shared.volumes, volume, &membership) {
+            Err(e) => error(&e),
+            Ok(()) => hear(volume, conn, membership, round),
         }
     }
 

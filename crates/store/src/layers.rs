@@ -9,6 +9,7 @@ use dax::credentials::Secret;
 use dax::error::{Error, ErrorKind};
 use dax::ids::{BlockKey, Generation, VolumeName};
 use dax::layer::{Layer, MAX_LAYERS};
+use dax::membership::Membership;
 use dax::storage::{Lineage, VolumeSettings};
 
 use crate::engine::{Engine, EngineError, Found};
@@ -197,6 +198,32 @@ pub(crate) fn check_new(
         return Err(too_deep(child));
     }
     Ok(Some(parent))
+}
+
+/// Refuses an exchange of a layered volume's members before the volume below has exchanged its own. What is durable there is on
+/// a full quorum of its members then; a quorum of others might miss it.
+pub(crate) fn check_members(
+    volumes: &Volumes,
+    child: &Volume,
+    membership: &Membership,
+) -> Result<(), Error> {
+    let layer = child.settings.layer.as_ref();
+    let Some(layer) = layer.filter(|_| membership.begins()) else {
+        return Ok(());
+    };
+    let kept = volumes
+        .get(&layer.parent)
+        .and_then(|parent| parent.membership());
+    match kept.is_some_and(|kept| kept.is_target_of(membership)) {
+        true => Ok(()),
+        false => Err(Error::new(
+            ErrorKind::Conflict,
+            format!(
+                "volume {} lies over {}: exchange the zones of that one first",
+                child.name, layer.parent
+            ),
+        )),
+    }
 }
 
 fn check_proof(secret: Option<&Secret>, child: &VolumeName, layer: &Layer) -> Result<(), Error> {

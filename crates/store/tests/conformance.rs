@@ -6,9 +6,10 @@ use std::sync::Arc;
 
 use async_trait::async_trait;
 use dax::client::{Client, ClientConfig, create_volume};
-use dax::conformance::Volume;
+use dax::conformance::{Volume, fill_around_an_image};
 use dax::conformance_tests;
 use dax::ids::VolumeName;
+use dax::layer::Layer;
 use dax::storage::{Storage, VolumeSettings};
 use store::{StoreConfig, Zone};
 use tempfile::TempDir;
@@ -37,17 +38,34 @@ impl ThreeZones {
             (server.serve(&socket).unwrap(), server)
         };
         let (addresses, zones): (Vec<_>, Vec<_>) = (0..3).map(start).unzip();
-        let volume = VolumeName::new("conformance").unwrap();
-        let config = ClientConfig::new(volume.clone(), addresses.clone(), "test");
-        create_volume(&config, &VolumeSettings::default())
-            .await
-            .unwrap();
-        ThreeZones {
+        let zones = ThreeZones {
             addresses,
-            volume,
+            volume: VolumeName::new("conformance").unwrap(),
             _zones: zones,
             _dir: dir,
-        }
+        };
+        zones.create(&VolumeSettings::default()).await;
+        zones
+    }
+
+    async fn create(&self, settings: &VolumeSettings) {
+        let config = ClientConfig::new(self.volume.clone(), self.addresses.clone(), "test");
+        create_volume(&config, settings).await.unwrap();
+    }
+
+    /// A volume that is laid over the first one.
+    async fn layered() -> ThreeZones {
+        let mut zones = ThreeZones::start().await;
+        let parent = zones.open().await;
+        let image = fill_around_an_image(&*parent).await;
+        let layer = Layer {
+            parent: std::mem::replace(&mut zones.volume, VolumeName::new("child").unwrap()),
+            first_epoch: parent.accepted_epoch().await.unwrap().epoch.next(),
+            image,
+            proof: None,
+        };
+        zones.create(&parent.settings().under(layer)).await;
+        zones
     }
 }
 
@@ -60,3 +78,8 @@ impl Volume for ThreeZones {
 }
 
 conformance_tests!(ThreeZones::start().await);
+
+mod of_a_layered_volume {
+    use super::*;
+    conformance_tests!(ThreeZones::layered().await);
+}

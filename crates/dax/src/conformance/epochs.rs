@@ -4,7 +4,7 @@ use bytes::Bytes;
 
 use super::{Volume, contents, key, latest, owner, sync, write};
 use crate::error::ErrorKind;
-use crate::ids::{Epoch, FileId, Generation, NodeName};
+use crate::ids::{FileId, Generation, NodeName};
 use crate::storage::{Authority, SyncScope};
 
 /// Writing, syncing, promoting and removing need an epoch.
@@ -32,7 +32,8 @@ pub async fn nobody_writes_without_an_epoch(volume: &dyn Volume) {
 pub async fn epochs_ascend_and_name_their_owner(volume: &dyn Volume) {
     let observer = volume.open().await;
     let none = observer.accepted_epoch().await.unwrap();
-    assert_eq!((none.epoch, none.owner.as_str()), (Epoch::NONE, ""));
+    let unowned = observer.settings().unowned();
+    assert_eq!((none.epoch, none.owner.as_str()), (unowned, ""));
     let (a, first) = owner(volume, "a").await;
     assert_eq!(a.epoch(), Some(first));
     let (_b, second) = owner(volume, "b").await;

@@ -20,13 +20,29 @@ use async_trait::async_trait;
 use bytes::Bytes;
 
 use crate::ids::{BlockKey, Epoch, FileId, Generation, NodeName};
-use crate::storage::{Storage, SyncScope};
+use crate::storage::{Lineage, Storage, SyncScope};
 
 /// A fresh, empty volume of some backend.
 #[async_trait]
 pub trait Volume: Send + Sync {
     /// Another client of it, as a node that starts.
     async fn open(&self) -> Arc<dyn Storage>;
+}
+
+/// Fills a volume that others will be laid over, and gives an image of it in which no block of the suite is: they are of one
+/// version, or came later. So a volume over that image is as empty as a fresh one.
+pub async fn fill_around_an_image(parent: &dyn Storage) -> Lineage {
+    let name = NodeName::new("parent").expect("a valid name");
+    let epoch = parent.own_epoch(&name).await.expect("nobody contends");
+    for file in 1..=12 {
+        for block in 0..4 {
+            write(parent, key(file, block), Generation::SINGLE, 77);
+            write(parent, key(file, block), generation(epoch, 2), 78);
+        }
+    }
+    write(parent, key(99, 0), generation(epoch, 1), 79);
+    sync(parent).await;
+    Lineage::up_to(generation(epoch, 1))
 }
 
 /// Makes the suite's tests: `conformance_tests!(expression)`, where the expression is evaluated in an

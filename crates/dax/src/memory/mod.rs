@@ -4,6 +4,8 @@
 //! (a node's life). It is harsher than the real thing where that finds bugs: a write becomes durable,
 //! and visible to other clients, only by a sync point, by back-pressure, or because a test says so.
 //!
+//! A volume may lie over an image of another one ([`MemoryCluster::over`]), as in the zones.
+//!
 //! Invariant: what one client's completed `csync` covers is visible to every later read of every
 //! client; what a fenced client had not synced by then never becomes visible.
 
@@ -18,13 +20,17 @@ use parking_lot::Mutex;
 use tokio::sync::Notify;
 
 use crate::error::{Error, ErrorKind, Result};
-use crate::ids::{BlockIndex, BlockKey, Epoch, FileId, Generation, NodeName, ReplicaId, Version};
+use crate::ids::{
+    BlockIndex, BlockKey, Epoch, FileId, Generation, NodeName, ReplicaId, Version, VolumeName,
+};
+use crate::layer::Layer;
+use crate::replica::Fence;
 use crate::storage::{
-    Authority, Block, Difference, EpochGrant, ReplicaStatus, Retention, ScrubCursor, ScrubPage,
-    Space, Storage, StorageCounters, SyncScope, VolumeSettings,
+    Authority, Block, Difference, EpochGrant, Lineage, ReplicaStatus, Retention, ScrubCursor,
+    ScrubPage, Space, Storage, StorageCounters, SyncScope, VolumeSettings,
 };
 use crate::wire::MAX_RECORD_BYTES;
-use state::{ClientId, State};
+use state::{Below, ClientId, State};
 
 /// A write that is not durable yet.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -54,6 +60,36 @@ impl MemoryCluster {
         Arc::new(MemoryCluster {
             settings,
             state: Mutex::default(),
+            changed: Notify::new(),
+            pending_bytes_max: AtomicUsize::new(64 << 20),
+        })
+    }
+
+    /// An empty volume that is laid over an image of another one, which has this name.
+    pub fn over(
+        parent: &Arc<MemoryCluster>,
+        name: VolumeName,
+        image: Lineage,
+    ) -> Arc<MemoryCluster> {
+        let layer = Layer {
+            parent: name,
+            first_epoch: parent.state.lock().fence.grant().epoch.next(),
+            image: image.clone(),
+            proof: None,
+        };
+        let settings = parent.settings.under(layer);
+        let mut state = State::default();
+        state.fence = Fence::new(EpochGrant {
+            epoch: settings.unowned(),
+            owner: String::new(),
+        });
+        state.below = Some(Below {
+            parent: Arc::clone(parent),
+            image,
+        });
+        Arc::new(MemoryCluster {
+            settings,
+            state: Mutex::new(state),
             changed: Notify::new(),
             pending_bytes_max: AtomicUsize::new(64 << 20),
         })
@@ -102,6 +138,11 @@ impl MemoryCluster {
     /// set. So a wrong expectation shows as a wrong answer.
     pub fn set_stale_replica(&self, stale: bool) {
         self.change(|s| s.ever_stored = stale.then(Default::default));
+    }
+
+    /// The newest durable version of a block in an image.
+    fn shown(&self, key: BlockKey, image: &Lineage) -> Option<Block> {
+        self.state.lock().shown(key, image)
     }
 
     /// The newest durable version of a block, whoever asks.

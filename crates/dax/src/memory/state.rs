@@ -1,14 +1,15 @@
 //! What the in-process cluster knows, and the steps that change it.
 
 use std::collections::{BTreeMap, HashMap};
+use std::sync::Arc;
 
 use bytes::Bytes;
 
-use super::UnsyncedWrite;
+use super::{MemoryCluster, UnsyncedWrite};
 use crate::error::{Error, ErrorKind, Result};
 use crate::ids::{BlockIndex, BlockKey, Epoch, FileId, Generation, NodeName, Version};
 use crate::replica::{self, Claim, Fence};
-use crate::storage::{Authority, Block, Retention, ScrubPage, Space, StorageCounters};
+use crate::storage::{Authority, Block, Lineage, Retention, ScrubPage, Space, StorageCounters};
 
 pub(super) type ClientId = usize;
 
@@ -43,8 +44,16 @@ impl Client {
 /// Versions by generation.
 type Versions = BTreeMap<Generation, (Version, Bytes)>;
 
+/// Image of another volume that this one shows where it has nothing.
+#[derive(Debug)]
+pub(super) struct Below {
+    pub parent: Arc<MemoryCluster>,
+    pub image: Lineage,
+}
+
 #[derive(Debug, Default)]
 pub(super) struct State {
+    pub below: Option<Below>,
     pub fence: Fence,
     pub held: bool,
     pub forgets: bool,
@@ -182,14 +191,36 @@ impl State {
     }
 
     pub fn durable(&self, key: BlockKey, up_to: Generation) -> Option<Block> {
-        let versions = self.files.get(&key.file)?.get(&key.block)?;
-        let generation = replica::shown(versions.keys().copied(), up_to)?;
-        let (version, data) = versions[&generation].clone();
-        Some(Block {
-            version,
-            generation,
-            data,
+        let own = self.newest(key, |generation| generation <= up_to);
+        own.or_else(|| match up_to {
+            Generation::SINGLE => None,
+            _ => self.below(key, up_to),
         })
+    }
+
+    fn newest(&self, key: BlockKey, counts: impl Fn(Generation) -> bool) -> Option<Block> {
+        let versions = self.files.get(&key.file)?.get(&key.block)?;
+        let mut versions = versions.iter().rev();
+        let (generation, (version, data)) =
+            versions.find(|(generation, _)| counts(**generation))?;
+        Some(Block {
+            version: *version,
+            generation: *generation,
+            data: data.clone(),
+        })
+    }
+
+    fn below(&self, key: BlockKey, up_to: Generation) -> Option<Block> {
+        let below = self.below.as_ref()?;
+        below.parent.shown(key, &below.image.truncated(up_to))
+    }
+
+    /// The newest version of a block in an image; blocks of one version are in none.
+    pub fn shown(&self, key: BlockKey, image: &Lineage) -> Option<Block> {
+        let own = self.newest(key, |generation| {
+            generation != Generation::SINGLE && image.contains(generation)
+        });
+        own.or_else(|| self.below(key, image.end()))
     }
 
     fn pending(&mut self, id: ClientId, key: BlockKey, up_to: Generation) -> Option<Block> {

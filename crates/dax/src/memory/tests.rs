@@ -111,3 +111,45 @@ mod conformance {
     use super::*;
     crate::conformance_tests!(InProcess(MemoryCluster::new(VolumeSettings::default())));
 }
+
+async fn child() -> Arc<MemoryCluster> {
+    let parent = MemoryCluster::new(VolumeSettings::default());
+    let image = crate::conformance::fill_around_an_image(&*parent.client()).await;
+    MemoryCluster::over(&parent, VolumeName::new("parent").unwrap(), image)
+}
+
+mod conformance_of_a_child {
+    use super::*;
+    crate::conformance_tests!(InProcess(child().await));
+}
+
+// hazard: LAYER-2
+#[tokio::test]
+async fn a_child_shows_the_image_below_what_it_has() {
+    let g = |epoch, number| Generation {
+        epoch: Epoch(epoch),
+        number,
+    };
+    let parent = MemoryCluster::new(VolumeSettings::default());
+    let a = writer(&parent).await;
+    for (generation, byte) in [(g(1, 1), 1), (g(1, 2), 2), (g(1, 3), 3)] {
+        a.write(KEY, generation, block(byte)).unwrap();
+    }
+    a.csync(SyncScope::Volume).await.unwrap();
+    let name = |name: &str| VolumeName::new(name).unwrap();
+    let image = Lineage::up_to(g(1, 2));
+    let child = MemoryCluster::over(&parent, name("parent"), image.clone());
+    let b = writer(&child).await;
+    assert_eq!(b.epoch(), Some(Epoch(2)));
+    assert_eq!(first_byte(&b).await, Some(2));
+    let image = image.continued(g(2, 0)).truncated(g(2, 1));
+    let grandchild = MemoryCluster::over(&child, name("child"), image);
+    b.write(KEY, g(2, 2), block(4)).unwrap();
+    b.csync(SyncScope::Volume).await.unwrap();
+    assert_eq!(first_byte(&b).await, Some(4));
+    assert_eq!(b.read(KEY, g(1, 1)).await.unwrap().unwrap().data[0], 1);
+    let c = writer(&grandchild).await;
+    assert_eq!(first_byte(&c).await, Some(2));
+    assert!(c.read(KEY, Generation::SINGLE).await.unwrap().is_none());
+    assert_eq!(grandchild.stored_versions(), 0);
+}

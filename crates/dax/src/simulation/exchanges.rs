@@ -169,6 +169,9 @@ impl World {
     /// True if one more store may lose something: no more of any members who count, or will, than they bear.
     pub fn may_lose(&self, index: u8) -> bool {
         let is_spare = |members: &[Member]| members.iter().all(|m| index_of(&m.address) != index);
+        if self.lacks_below() {
+            return false;
+        }
         let who = self.who_counts(true);
         who.iter()
             .all(|(members, sync)| is_spare(members) || self.bear_more(members, *sync, index))

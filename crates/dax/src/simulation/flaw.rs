@@ -71,11 +71,23 @@ pub(crate) enum Flaw {
     // hazard: U2
     /// A client that does not read what may be written is let in.
     OldLetIn,
+    // hazard: LAYER-1
+    /// A layered volume begins with epoch 1.
+    ChildFromEpochOne,
+    // hazard: LAYER-2
+    /// A block of one version is read from the volume below.
+    SingleFromBelow,
+    // hazard: LAYER-3
+    /// A replica that has lost the volume below says that it does not have a block.
+    AbsentBelow,
+    // hazard: LAYER-8
+    /// A layered volume exchanges its members before the volume below has exchanged its own.
+    ChildExchangedAlone,
 }
 
 impl Flaw {
     /// All of them.
-    pub const ALL: [Flaw; 28] = [
+    pub const ALL: [Flaw; 32] = [
         Flaw::NoPromotion,
         Flaw::SyncedAtOne,
         Flaw::TimestampsAlone,
@@ -104,5 +116,9 @@ impl Flaw {
         Flaw::ChangedKept,
         Flaw::RaisedUnasked,
         Flaw::OldLetIn,
+        Flaw::ChildFromEpochOne,
+        Flaw::SingleFromBelow,
+        Flaw::AbsentBelow,
+        Flaw::ChildExchangedAlone,
     ];
 }

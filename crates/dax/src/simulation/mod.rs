@@ -22,6 +22,8 @@ pub mod history;
 pub mod trace;
 
 #[cfg(test)]
+pub(crate) mod below;
+#[cfg(test)]
 mod contents;
 #[cfg(test)]
 mod exchanges;

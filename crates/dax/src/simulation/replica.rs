@@ -166,8 +166,11 @@ impl Replica {
 
     /// Loses its disk; it goes on with an empty one, as another store.
     pub fn lose_disk(&mut self, store: u64) {
-        let flaw = self.peer.flaw;
+        let (flaw, below) = (self.peer.flaw, self.peer.below.take());
         self.peer = Peer::new(store, flaw);
+        if let Some(below) = below {
+            self.peer.lie_over(below.lost());
+        }
         self.queue.clear();
         self.empty = true;
         self.copy = None;

@@ -59,6 +59,7 @@ impl Schedule {
 
     fn new(seed: u64, flaw: Option<Flaw>, print: bool) -> Schedule {
         let mut world = World::new(seed, flaw, Trace::new(print));
+        world.lay(seed);
         let faults = Faults::new(&mut world);
         let sync_replicas = usize::from(world.settings.sync_replicas);
         let readers = (0..2).map(|_| Reader::new(world.add_client())).collect();
@@ -188,6 +189,7 @@ impl Schedule {
         if let Some(outcome) = self.follow(client, op, &intent, outcome) {
             self.ended(op, outcome);
         }
+        self.after_below(intent, outcome);
         self.after(client, intent, outcome);
     }
 
@@ -251,6 +253,7 @@ impl Schedule {
             match turn {
                 Some(Turn::Act) => {
                     self.act();
+                    self.look_below();
                     self.collect();
                     self.world.plan_turn(Turn::Act, 5000);
                 }
@@ -271,6 +274,7 @@ impl Schedule {
             return;
         }
         self.world.calm_down();
+        self.world.restore_below(false);
         self.correct_configurations();
         self.keep_bad_sectors();
         self.settle("what was under way ends");

@@ -39,6 +39,9 @@ const SIMULATION: Simulation<Flaw> = Simulation {
         ("writes of pieces", 800),
         ("writes of differences", 400),
         ("upgrades finished", 5),
+        ("layered volumes", 20),
+        ("volumes below that came back", 5),
+        ("reads of the volume below", 500),
         ("connections cut", 100),
         ("requests lost with their connection", 3000),
         (

@@ -41,6 +41,8 @@ pub(super) enum Intent {
     EndScrub,
     /// Something about the members.
     Exchange,
+    /// A block that the volume below shows, with its contents.
+    Below(Content),
     /// Nothing follows.
     Plain,
 }
@@ -136,11 +138,6 @@ impl Schedule {
         };
         let client = self.writers[index].client;
         (!self.world.is_paused(client)).then_some(index)
-    }
-
-    fn some_reader(&mut self) -> Option<usize> {
-        let index = self.world.below(self.readers.len() as u64) as usize;
-        (!self.world.is_paused(self.readers[index].client)).then_some(index)
     }
 
     fn key(&mut self) -> BlockKey {

@@ -425,7 +425,7 @@ impl World {
     /// A store that holds nothing of the volume; its place.
     pub fn add_store(&mut self) -> usize {
         self.stores += 1;
-        self.replicas.push(Replica::blank(self.stores, self.flaw));
+        self.replicas.push(self.blank_store(self.stores));
         self.replicas.len() - 1
     }
 
@@ -542,7 +542,7 @@ impl World {
         self.note(1, [conn, id, replica.into()], || {
             format!("client {client} -> replica {replica} #{id} {request:?}")
         });
-        let (sent, commit) = self.replicas[usize::from(replica)].take(conn, id, request);
+        let (sent, commit) = self.hand_over(replica, conn, id, request);
         self.reply(sent);
         if let Some(urgent) = commit {
             let max_us = if urgent { 300 } else { self.commit_us };

@@ -132,6 +132,7 @@ async fn a_child_is_read_written_scrubbed_and_removed() {
         .unwrap();
 }
 
+// hazard: LAYER-8
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_childs_rebuild_copies_its_own_blocks_and_the_parents_rebuild_the_others() {
     let mut zones = three_zones().await;
@@ -143,15 +144,21 @@ async fn a_childs_rebuild_copies_its_own_blocks_and_the_parents_rebuild_the_othe
     zones.insert(0, lose_disk(lost));
     let joined = |owner: &Client| owner.replicas().iter().any(|r| r.rebuilding);
     until(|| joined(&child) && joined(&parent)).await;
-    let all_up = |owner: &Client| owner.replicas().iter().all(|r| r.up && !r.rebuilding);
-    while !all_up(&child) || child.membership().unwrap().change.is_some() {
+    let is_changing = |owner: &Client| {
+        let up = owner.replicas().iter().all(|r| r.up && !r.rebuilding);
+        !up || owner.membership().unwrap().change.is_some()
+    };
+    for _ in 0..5 {
         scrub(&child).await;
+        assert!(is_changing(&child), "before the parent");
     }
     // Reads go on, from those that have both.
     assert_eq!(byte(&zones, "child", 30).await, Some(1));
-    until(|| zones[0].zone.stored_slots() >= 10).await;
-    while !all_up(&parent) || parent.membership().unwrap().change.is_some() {
+    while is_changing(&parent) {
         scrub(&parent).await;
+    }
+    while is_changing(&child) {
+        scrub(&child).await;
     }
     let parents = BLOCKS as usize + BLOCKS as usize / 2;
     until(|| zones[0].zone.stored_slots() == 10 + parents).await;

@@ -10,6 +10,7 @@ use crate::ids::{BlockKey, Epoch, Generation, StoreId, Version};
 use crate::membership::Membership;
 use crate::replica::{self, Claim, Fence, Heard, Refusal, WriteLink};
 use crate::sightings::{Position, Run, Sightings, Standing};
+use crate::simulation::below::Below;
 use crate::simulation::flaw::Flaw;
 use crate::storage::{Retention, Space};
 use crate::wire::{
@@ -49,6 +50,8 @@ pub(crate) struct Peer {
     pub bad: BTreeSet<(BlockKey, Generation)>,
     /// What it does wrong on purpose.
     pub flaw: Option<Flaw>,
+    /// Blocks of the volume below, if there is one.
+    pub below: Option<Below>,
 }
 
 fn error(kind: ErrorKind) -> Response {
@@ -390,7 +393,20 @@ impl Peer {
         match self.newest(key, up_to) {
             Some(block) if self.is_bad(key, block.generation) => error(ErrorKind::Unavailable),
             Some(block) if !block.is_intact(key) => error(ErrorKind::Corrupt),
+            None => self.read_below(key, up_to),
             block => Response::Block(block.cloned()),
+        }
+    }
+
+    fn read_below(&self, key: BlockKey, up_to: Generation) -> Response {
+        match self
+            .below
+            .as_ref()
+            .map(|below| below.read(key, up_to, self.flaw))
+        {
+            Some(Err(())) => error(ErrorKind::Unavailable),
+            Some(Ok(block)) => Response::Block(block.cloned()),
+            None => Response::Block(None),
         }
     }
 
