@@ -8,15 +8,14 @@
 //! ```
 
 use std::collections::BTreeSet;
-use std::fs;
 use std::path::Path;
 
 use dax::ids::FileId;
 use nix::unistd::{Gid, Uid};
 use pgdata::control::ControlFile;
-use pgdata::layout::{CONTROL_FILE, LOG, PostgresLayout, SLOTS};
+use pgdata::layout::{CONTROL_FILE, LOG};
 use pgdata::timeline::TimelineId;
-use volume::layout::{FileClass, Layout};
+use volume::layout::FileClass;
 use volume::lsn::Lsn;
 
 use crate::create::{files_of, is_unlogged};
@@ -24,8 +23,6 @@ use crate::error::{Error, Result};
 use crate::restore::{Place, Target, settings};
 use crate::source::{Shown, Source};
 
-/// The log is read in pieces of this size.
-const READ_BYTES: u64 = 1 << 20;
 /// A program that finds nothing: all log is there already.
 const NO_MORE_LOG: &str = "false";
 
@@ -56,7 +53,7 @@ pub struct Contents {
 /// Writes the contents of a branch at a moment into an empty directory, for this owner.
 ///
 /// # Errors
-/// [`Error::OutOfReach`] if the log does not go there, or is not kept any more; those of the zones and of this machine's disk.
+/// [`Error::Refused`] if the log does not go there, or is not kept any more; those of the zones and of this machine's disk.
 pub async fn write(
     source: &mut Source,
     moment: &Moment,
@@ -72,14 +69,7 @@ pub async fn write(
     for one in directories {
         place.directory(&one.path)?;
     }
-    let layout = PostgresLayout::new(source.segment_size());
-    for path in [LOG, SLOTS]
-        .map(str::to_owned)
-        .into_iter()
-        .chain(layout.private_directories(false))
-    {
-        place.directory(&path)?;
-    }
+    place.server_directories(source.layout())?;
     let mut files = BTreeSet::new();
     for one in found {
         if one.class == FileClass::Data {
@@ -148,14 +138,7 @@ async fn write_log(source: &Source, shown: &Shown, place: &Place) -> Result<Time
             ))
         })?;
         let len = segment.end.0 - start.0;
-        let mut whole = Vec::with_capacity(bytes as usize);
-        while (whole.len() as u64) < len {
-            let from = whole.len() as u64;
-            let piece = source
-                .read_log(&segment, from..len.min(from + READ_BYTES))
-                .await?;
-            whole.extend_from_slice(&piece);
-        }
+        let mut whole = Vec::from(source.read_log(&segment, 0..len).await?);
         whole.resize(bytes as usize, 0);
         place.write(&format!("{LOG}/{}", segment.name.file_name(size)), &whole)?;
         start = Lsn(start.0 + bytes);
@@ -169,18 +152,4 @@ async fn write_log(source: &Source, shown: &Shown, place: &Place) -> Result<Time
         }
     }
     Ok(shown.history.timeline())
-}
-
-/// Where the newest timeline of a data directory began.
-pub fn fork(data: &Path) -> Option<Lsn> {
-    let files = fs::read_dir(data.join(LOG)).ok()?;
-    let histories = files.filter_map(|file| {
-        let path = file.ok()?.path();
-        path.extension()
-            .is_some_and(|end| end == "history")
-            .then_some(path)
-    });
-    let text = fs::read_to_string(histories.max()?).ok()?;
-    let last = text.lines().rfind(|line| !line.trim().is_empty())?;
-    pgdata::parse_lsn(last.split_whitespace().nth(1)?)
 }

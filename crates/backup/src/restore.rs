@@ -205,11 +205,7 @@ pub async fn restore(
     for one in &manifest.directories {
         place.directory(&one.path)?;
     }
-    place.directory(LOG)?;
-    place.directory(SLOTS)?;
-    for path in PostgresLayout::new(control.segment_size).private_directories(false) {
-        place.directory(&path)?;
-    }
+    place.server_directories(&PostgresLayout::new(control.segment_size))?;
     let size = manifest.size_bytes();
     let mut done = 0;
     // Most files are small, and each waits for the repository.
@@ -396,6 +392,14 @@ impl Place {
             true => Ok(self.root.join(path)),
             false => Err(Error::damaged(path, "it is no path in a data directory")),
         }
+    }
+
+    /// Directories that a server needs, and that no image has.
+    pub(crate) fn server_directories(&self, layout: &PostgresLayout) -> Result<()> {
+        self.directory(LOG)?;
+        self.directory(SLOTS)?;
+        let private = layout.private_directories(false);
+        private.iter().try_for_each(|path| self.directory(path))
     }
 
     pub(crate) fn directory(&self, path: &str) -> Result<()> {

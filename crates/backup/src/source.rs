@@ -80,7 +80,7 @@ impl Source {
         Ok(source)
     }
 
-    /// The same for an image that somebody pinned before.
+    /// Claims an image that somebody pinned before.
     ///
     /// # Errors
     /// Those of the zones.
@@ -270,8 +270,8 @@ impl Source {
         Ok(Some(Shown { end, history }))
     }
 
-    /// The same, with everything in it that was durable when this was called: a beat announces what was durable when it was
-    /// begun, and the one after the next is begun later than now.
+    /// Reads them, with everything in them that was durable when this was called: a beat announces the log that was durable when
+    /// it was begun, and the beat after the next is begun later than now.
     ///
     /// # Errors
     /// [`Error::Refused`] if nobody announces anything.

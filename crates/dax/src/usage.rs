@@ -28,7 +28,7 @@ impl Traffic {
     }
 }
 
-/// What one replica keeps of a volume, and does for it.
+/// Contents and work of one replica for a volume.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Usage {
     /// Versions of blocks that are stored.

@@ -123,32 +123,54 @@ async fn fill(
         Ok(_) | Err(Error::Exists) => {}
         Err(e) => return Err(e.into()),
     }
-    let latest = Latest::recover(storage.clone(), SystemTime::now().into()).await?;
     let segment_size = match &options.import {
         Some(from) => import::read_control(from)?.segment_size,
         None => segment_size(&options.initdb)?,
     };
+    let view = open(config, host, &storage, segment_size).await?;
+    populate(config, host, options, &view).await?;
+    let password = match (&options.import, &options.password) {
+        (Some(_), _) => SuperuserPassword::Imported,
+        (None, Some(_)) => SuperuserPassword::Set,
+        (None, None) => SuperuserPassword::None,
+    };
+    conclude(config, host, &storage, &view, password).await
+}
+
+/// Opens the volume for writing.
+async fn open(
+    config: &Config,
+    host: &Host,
+    storage: &Arc<dyn Storage>,
+    segment_size: SegmentSize,
+) -> Result<ActiveView> {
+    let latest = Latest::recover(storage.clone(), SystemTime::now().into()).await?;
     let layout = Arc::new(PostgresLayout::new(segment_size));
+    let root = ownership(host.run_as.as_ref());
     let place = config.paths.private();
     let private = Arc::new(PrivateDir::prepare(&place, layout.as_ref(), false, root)?);
     let observer = Arc::new(NoObserver);
-    let view =
-        ActiveView::open(latest, layout, private, observer, None, Options::default()).await?;
-    populate(config, host, options, &view).await?;
-    let control = seal(&view).await?;
+    Ok(ActiveView::open(latest, layout, private, observer, None, Options::default()).await?)
+}
+
+/// Seals the database, which was shut down, and writes the cluster's facts.
+async fn conclude(
+    config: &Config,
+    host: &Host,
+    storage: &Arc<dyn Storage>,
+    view: &ActiveView,
+    superuser_password: SuperuserPassword,
+) -> Result<Created> {
+    let control = seal(view).await?;
     let bytes = view.namespace().inodes().map(|(_, inode)| inode.size).sum();
-    finish(config, host, &storage, &control).await?;
+    finish(config, host, storage, &control).await?;
     Ok(Created {
         volume: config.cluster.volume.clone(),
         system_identifier: control.system_identifier,
         postgres_major: host.installation.version().major,
         bytes,
         superuser: config.postgres.superuser.clone(),
-        superuser_password: match (&options.import, &options.password) {
-            (Some(_), _) => SuperuserPassword::Imported,
-            (None, Some(_)) => SuperuserPassword::Set,
-            (None, None) => SuperuserPassword::None,
-        },
+        superuser_password,
     })
 }
 
@@ -194,14 +216,7 @@ async fn populate(
     // What an interrupted init left.
     visit("empty", &data, child_io::empty).await?;
     match &options.import {
-        Some(from) => {
-            let from = from.clone();
-            let owner = host
-                .owner()
-                .map(|(user, group)| (user.as_raw(), group.as_raw()));
-            let copy = move |to: &Path| child_io::copy_into(&from, to, owner);
-            visit("copy the database to", &data, copy).await?;
-        }
+        Some(from) => copy_in(host, from, &data).await?,
         None => {
             let initdb = InitdbOptions {
                 data: mount.path().to_owned(),
@@ -237,9 +252,33 @@ async fn visit<T: Send + 'static>(
     done.map_err(|e| AgentError::system(format!("cannot {what} {}", place.display()), e))
 }
 
-async fn add_defaults(place: &Path) -> Result<()> {
+/// Copies a directory's contents into the mount, for the server's user.
+async fn copy_in(host: &Host, from: &Path, data: &Path) -> Result<()> {
+    let from = from.to_owned();
+    let owner = host
+        .owner()
+        .map(|(user, group)| (user.as_raw(), group.as_raw()));
+    let copy = move |to: &Path| child_io::copy_into(&from, to, owner);
+    visit("copy the database to", data, copy).await
+}
+
+/// Reads a configuration file in the mount.
+async fn read_text(place: &Path) -> Result<String> {
     let text = visit("read", place, child_io::read).await?;
-    let text = String::from_utf8_lossy(&text).into_owned();
+    Ok(String::from_utf8_lossy(&text).into_owned())
+}
+
+/// Replaces a configuration file in the mount.
+async fn replace_text(place: &Path, text: String) -> Result<()> {
+    let replace = move |place: &Path| {
+        let partial = place.with_extension("conf.partial");
+        child_io::replace(place, &partial, text.as_bytes())
+    };
+    visit("change", place, replace).await
+}
+
+async fn add_defaults(place: &Path) -> Result<()> {
+    let text = read_text(place).await?;
     if let Err(refusals) = check(&Configuration::parse([text.as_str()])) {
         let reasons: Vec<String> = refusals.iter().map(ToString::to_string).collect();
         return Err(AgentError::Refused(reasons.join("; ")));
@@ -247,12 +286,11 @@ async fn add_defaults(place: &Path) -> Result<()> {
     if text.contains(DEFAULTS) {
         return Ok(());
     }
-    let text = with_node_file(&(without_controlled(&text) + DEFAULTS));
-    let replace = move |place: &Path| {
-        let partial = place.with_extension("conf.partial");
-        child_io::replace(place, &partial, text.as_bytes())
-    };
-    visit("change", place, replace).await
+    replace_text(
+        place,
+        with_node_file(&(without_controlled(&text) + DEFAULTS)),
+    )
+    .await
 }
 
 /// Seals what is there: a database that was shut down (N1).

@@ -320,7 +320,7 @@ impl Volumes {
         Volumes::default().loaded(engine, dir)
     }
 
-    /// The same, with what is there already.
+    /// Adds the volumes that the engine has.
     pub fn loaded(self, engine: &dyn Engine, dir: &Path) -> Result<Volumes, OpenError> {
         let broken = |error: EngineError| error.at_open(dir);
         let volumes = self;

@@ -21,7 +21,7 @@ pub struct BlockWrite {
     pub version: Version,
     /// [`checksum`](super::checksum) of all of it.
     pub checksum: u32,
-    /// What the contents begin with, if that is not sent. A replica that does not have it refuses the write as
+    /// Beginning of the contents, if that is not sent. A replica that does not have it refuses the write as
     /// `NotFound`, and is sent the whole. Since protocol 4.
     pub base: Option<Base>,
     /// One whole block, or what follows the base.

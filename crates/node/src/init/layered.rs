@@ -13,25 +13,21 @@
 use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
 use std::process::Stdio;
-use std::sync::Arc;
-use std::time::{Duration, Instant, SystemTime};
+use std::time::{Duration, Instant};
 
 use dax::ids::FileId;
-use dax::storage::{Storage, VolumeSettings};
-use mount::child_io;
-use pgdata::control::ControlFile;
-use pgdata::layout::{CONTROL_FILE, PostgresLayout};
+use dax::storage::VolumeSettings;
 use pgserver::{Postgres, StartOptions, StopMode};
-use volume::active::{ActiveView, NoObserver, Options};
-use volume::latest::Latest;
 use volume::layered::format_over;
 use volume::lsn::Lsn;
-use volume::private::PrivateDir;
 use volume::seal::Base;
 use volume::view::View;
 
-use super::{Created, SuperuserPassword, finish, mounted, seal, visit};
-use crate::agent::context::{Host, connect, ownership};
+use super::import::read_control;
+use super::{
+    Created, SuperuserPassword, conclude, copy_in, mounted, open, read_text, replace_text,
+};
+use crate::agent::context::{Host, connect};
 use crate::agent::error::{AgentError, Result};
 use crate::agent::prepare;
 use crate::config::Config;
@@ -92,15 +88,11 @@ pub async fn over(config: &Config, layered: &Layered) -> Result<(Created, Took)>
     let storage = connect(config).await?;
     storage.own_epoch(&config.cluster.name).await?;
     format_over(&storage, &layered.base, &layered.files).await?;
-    let view = open(config, &host, layered, &storage).await?;
+    let segment_size = read_control(&layered.rest)?.segment_size;
+    let view = open(config, &host, &storage, segment_size).await?;
     let mount = mounted(config, &view)?;
     let data = mount.path().to_owned();
-    let owner = host
-        .owner()
-        .map(|(user, group)| (user.as_raw(), group.as_raw()));
-    let from = layered.rest.clone();
-    let copy = move |to: &Path| child_io::copy_into(&from, to, owner);
-    visit("copy the database to", &data, copy).await?;
+    copy_in(&host, &layered.rest, &data).await?;
     let copy_ms = elapsed_ms(began);
 
     let began = Instant::now();
@@ -127,17 +119,8 @@ pub async fn over(config: &Config, layered: &Layered) -> Result<(Created, Took)>
     forget_recovery(&data, layered).await?;
     view.sync_all().await?;
     mount.unmount()?;
-    let control = seal(&view).await?;
-    let bytes = view.namespace().inodes().map(|(_, inode)| inode.size).sum();
-    finish(config, &host, &storage, &control).await?;
-    let created = Created {
-        volume: config.cluster.volume.clone(),
-        system_identifier: control.system_identifier,
-        postgres_major: host.installation.version().major,
-        bytes,
-        superuser: config.postgres.superuser.clone(),
-        superuser_password: SuperuserPassword::Imported,
-    };
+    let imported = SuperuserPassword::Imported;
+    let created = conclude(config, &host, &storage, &view, imported).await?;
     let took = Took {
         copy_ms,
         end: reached,
@@ -150,24 +133,6 @@ pub async fn over(config: &Config, layered: &Layered) -> Result<(Created, Took)>
 
 fn elapsed_ms(began: Instant) -> u64 {
     began.elapsed().as_millis() as u64
-}
-
-async fn open(
-    config: &Config,
-    host: &Host,
-    layered: &Layered,
-    storage: &Arc<dyn Storage>,
-) -> Result<ActiveView> {
-    let control = std::fs::read(layered.rest.join(CONTROL_FILE))
-        .map_err(|error| AgentError::system("cannot read the control file".to_owned(), error))?;
-    let segment_size = ControlFile::parse(&control)?.segment_size;
-    let layout = Arc::new(PostgresLayout::new(segment_size));
-    let root = ownership(host.run_as.as_ref());
-    let private = PrivateDir::prepare(&config.paths.private(), layout.as_ref(), false, root)?;
-    let latest = Latest::recover(storage.clone(), SystemTime::now().into()).await?;
-    let observer = Arc::new(NoObserver);
-    let private = Arc::new(private);
-    Ok(ActiveView::open(latest, layout, private, observer, None, Options::default()).await?)
 }
 
 /// Starts a server that nobody else can reach: its socket is in a directory of the agent's.
@@ -227,14 +192,8 @@ async fn mask(config: &Config, host: &Host, masks: &[PathBuf]) -> Result<()> {
 /// Takes the settings of recovery away.
 async fn forget_recovery(data: &Path, layered: &Layered) -> Result<()> {
     let place = data.join(AUTO_SETTINGS);
-    let text = visit("read", &place, child_io::read).await?;
-    let text = String::from_utf8_lossy(&text).into_owned();
+    let text = read_text(&place).await?;
     let kept = text.split(layered.recovery_settings).next();
     let kept = kept.unwrap_or_default().trim_end();
-    let kept = format!("{kept}\n{}", layered.settings_after);
-    let replace = move |place: &Path| {
-        let partial = place.with_extension("conf.partial");
-        child_io::replace(place, &partial, kept.as_bytes())
-    };
-    visit("change", &place, replace).await
+    replace_text(&place, format!("{kept}\n{}", layered.settings_after)).await
 }

@@ -177,7 +177,7 @@ impl Replica {
         self.connect_to(&volume_name(), id);
     }
 
-    /// The same, for some volume.
+    /// Connects to one volume.
     pub fn connect_to(&mut self, name: &VolumeName, id: ConnId) {
         let volume = self.open(name).map(|(_, volume)| volume);
         let Some(process) = &mut self.process else {

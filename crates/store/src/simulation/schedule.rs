@@ -146,7 +146,7 @@ impl Schedule {
         self.ask_of(r, &volume_name(), request)
     }
 
-    /// The same, in some volume.
+    /// Sends a request about one volume, on a new connection.
     pub fn ask_of(&mut self, r: usize, name: &VolumeName, request: Request) -> Option<Response> {
         let conn = self.next_conn;
         self.next_conn += 1;

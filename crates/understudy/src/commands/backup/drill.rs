@@ -6,13 +6,13 @@ use std::process::Stdio;
 use std::time::{Duration, Instant};
 
 use anyhow::Context;
-use backup::branch::fork;
 use backup::drill::Drill;
-use backup::restore::Plan;
+use backup::restore::{Plan, Target};
 use coordination::records::unix_ms;
 use pgserver::{Installation, Postgres, Session, StartOptions, StopMode};
 use serde_json::json;
 use supervise::RunAs;
+use volume::lsn::Lsn;
 
 use super::opened::{existing, programs};
 use super::restore;
@@ -164,6 +164,23 @@ fn ended_early(data: &Path, plan: &Plan) -> Option<String> {
         )
     };
     (missed_bytes > MISSED_BYTES).then(said)
+}
+
+/// Where the newest timeline of a data directory began.
+fn fork(data: &Path) -> Option<Lsn> {
+    let files = std::fs::read_dir(data.join("pg_wal")).ok()?;
+    let histories = files.filter_map(|file| {
+        let path = file.ok()?.path();
+        path.extension()
+            .is_some_and(|end| end == "history")
+            .then_some(path)
+    });
+    let text = std::fs::read_to_string(histories.max()?).ok()?;
+    let last = text.lines().rfind(|line| !line.trim().is_empty())?;
+    match Target::position(last.split_whitespace().nth(1)?)? {
+        Target::Lsn(at) => Some(at),
+        _ => None,
+    }
 }
 
 /// Starts the server, and waits until it has recovered.

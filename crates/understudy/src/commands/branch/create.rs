@@ -15,7 +15,7 @@ use backup::branch::{Moment, write};
 use backup::source::Source;
 use coordination::config::ClusterConfig;
 use coordination::records::{Branch, BranchState, Heartbeat, Member, Record, unix_ms};
-use dax::ids::{Epoch, NodeName, VolumeName};
+use dax::ids::{Epoch, VolumeName};
 use dax::layer::Layer;
 use dax::storage::Storage;
 use node::config::Config;
@@ -23,9 +23,10 @@ use node::init::{Layered, over};
 use serde_json::json;
 use volume::lsn::Lsn;
 
+use super::named::{claimant, find};
 use super::{choose, config};
 use crate::cli;
-use crate::commands::registry::{Registry, in_time};
+use crate::commands::registry::Registry;
 use crate::exit::{Code, Failure};
 
 /// The log is durable up to a position that may be in the middle of a record.
@@ -96,9 +97,7 @@ async fn begin(
     storage: &Arc<dyn Storage>,
 ) -> anyhow::Result<Branch> {
     let name = &args.name;
-    let record = Branch::record_name(name);
-    let there = in_time(async { Ok(Branch::load_named(storage.as_ref(), &record).await?) }).await?;
-    if let Some(there) = there {
+    if let Some(there) = find(storage, name).await? {
         let (said, advice) = match there.state {
             BranchState::Ready => (
                 format!("there is a branch {name} already"),
@@ -144,7 +143,7 @@ async fn make(
     branch.store(storage.as_ref()).await?;
     // From here on the record says that there is a pin, so nobody need give it up.
     let mut pin = pin.keep(storage).await?;
-    let claim = NodeName::new(format!("branch-{}", args.name))?;
+    let claim = claimant(&args.name)?;
     let members = Member::list(storage.as_ref()).await?;
     anyhow::ensure!(
         members.iter().all(|member| member.name != claim),
@@ -166,8 +165,7 @@ async fn make(
 
 /// Refuses if somebody else has taken the name, or dropped it, in the meantime.
 async fn is_still_ours(storage: &Arc<dyn Storage>, branch: &Branch) -> anyhow::Result<()> {
-    let record = branch.name();
-    let there = Branch::load_named(storage.as_ref(), &record).await?;
+    let there = find(storage, &branch.name).await?;
     let is_ours =
         |there: &Branch| there.volume == branch.volume && there.state == BranchState::Making;
     match there.as_ref().is_some_and(is_ours) {

@@ -3,14 +3,15 @@
 mod choose;
 mod config;
 mod create;
+mod named;
 
 use coordination::records::{Branch, BranchState, Record};
 use coordination::tier::remove_volume;
-use dax::ids::NodeName;
 use serde_json::json;
 use volume::claim::Claim;
 use volume::past::Pin;
 
+use self::named::{claimant, find};
 use super::registry::{Registry, in_time};
 use crate::cli;
 use crate::exit::{Code, Failure};
@@ -68,9 +69,7 @@ async fn list(args: cli::ListBranches) -> anyhow::Result<Code> {
 async fn drop_branch(args: cli::DropBranch) -> anyhow::Result<Code> {
     let registry = Registry::open(&args.config).await?;
     let storage = &registry.storage;
-    let record = Branch::record_name(&args.name);
-    let found = in_time(async { Ok(Branch::load_named(storage.as_ref(), &record).await?) }).await?;
-    let Some(mut branch) = found else {
+    let Some(mut branch) = find(storage, &args.name).await? else {
         let said = format!("there is no branch {}", args.name);
         return Err(Failure::new(Code::Refused, said).into());
     };
@@ -88,12 +87,12 @@ async fn drop_branch(args: cli::DropBranch) -> anyhow::Result<Code> {
         cluster.key = Some(key.path().to_owned());
     }
     remove_volume(&cluster).await?;
-    Claim::release(storage, &NodeName::new(format!("branch-{}", args.name))?).await?;
+    Claim::release(storage, &claimant(&args.name)?).await?;
     if let Some(pin) = &branch.pin {
         Pin::remove(storage, pin).await?;
     }
     storage
-        .remove_record(&record, dax::storage::Authority::Node)
+        .remove_record(&branch.name(), Branch::AUTHORITY)
         .await?;
     println!(
         "branch {} is gone; its directory on this machine is yours to remove",

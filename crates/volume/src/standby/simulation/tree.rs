@@ -24,7 +24,7 @@ pub(super) fn tree(files: &Files) -> Held<Tree> {
     Ok(tree)
 }
 
-/// What is in the files of a tree.
+/// Contents of a tree's files, by path.
 pub(super) async fn contents(files: &Files, tree: &Tree) -> Held<BTreeMap<String, Bytes>> {
     let mut contents = BTreeMap::new();
     for (path, _) in tree.iter().filter(|(_, size)| size.is_some()) {
