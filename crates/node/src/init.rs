@@ -1,7 +1,7 @@
 //! Creating a cluster: a volume, a database in it, and a seal that nothing follows.
 //!
-//! The database is made by `initdb` on the mount, or copied from an existing, stopped data
-//! directory. Nothing counts until the record of the cluster's facts is written last: an `init` that
+//! The database is copied from a stopped data directory: an existing one, or what `initdb` made in the node's own.
+//! Nothing counts until the record of the cluster's facts is written last: an `init` that
 //! was interrupted is simply run again.
 
 mod import;
@@ -218,20 +218,42 @@ async fn populate(
     match &options.import {
         Some(from) => copy_in(host, from, &data).await?,
         None => {
-            let initdb = InitdbOptions {
-                data: mount.path().to_owned(),
-                superuser: config.postgres.superuser.clone(),
-                arguments: initdb_arguments(options)?,
-                password: options.password.clone(),
-                run_as: host.run_as.clone(),
-            };
-            host.installation.initdb(&initdb).await?;
+            let made = config.paths.initdb();
+            initdb(config, host, options, &made).await?;
+            copy_in(host, &made, &data).await?;
+            gone(&made)?;
         }
     }
     add_defaults(&mount.path().join("postgresql.conf")).await?;
     view.sync_all().await?;
     mount.unmount()?;
     Ok(())
+}
+
+/// Makes a database beside the mount: `initdb` writes the same pages many times over.
+async fn initdb(config: &Config, host: &Host, options: &InitOptions, data: &Path) -> Result<()> {
+    gone(data)?;
+    let refused = |e| AgentError::system(format!("cannot make {}", data.display()), e);
+    config.paths.make_initdb(host.owner()).map_err(refused)?;
+    let initdb = InitdbOptions {
+        data: data.to_owned(),
+        superuser: config.postgres.superuser.clone(),
+        arguments: initdb_arguments(options)?,
+        password: options.password.clone(),
+        run_as: host.run_as.clone(),
+    };
+    Ok(host.installation.initdb(&initdb).await?)
+}
+
+/// Removes a database that is in the volume by now, or that an earlier init left.
+fn gone(data: &Path) -> Result<()> {
+    match std::fs::remove_dir_all(data) {
+        Err(e) if e.kind() != io::ErrorKind::NotFound => {
+            let what = format!("cannot remove {}", data.display());
+            Err(AgentError::system(what, e))
+        }
+        _ => Ok(()),
+    }
 }
 
 fn mounted(config: &Config, view: &ActiveView) -> Result<mount::Mount> {

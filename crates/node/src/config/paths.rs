@@ -36,6 +36,11 @@ impl Paths {
         self.data.join("private")
     }
 
+    /// Where a new database is made before it is copied into the volume.
+    pub fn initdb(&self) -> PathBuf {
+        self.data.join("initdb")
+    }
+
     /// Overlay blocks that did not fit into memory.
     pub fn spill(&self) -> PathBuf {
         self.data.join("spill")
@@ -86,15 +91,25 @@ impl Paths {
         make(&self.run(), 0o700)?;
         // PostgreSQL must be able to pass here as well; the socket in it has its own permissions.
         make(&self.feed(), 0o711)?;
-        if let Some((uid, gid)) = owner {
-            nix::unistd::chown(&self.run(), Some(uid), Some(gid))?;
-        }
+        give(&self.run(), owner)?;
         match fs::create_dir(self.mount()) {
             Err(e) if e.kind() == io::ErrorKind::AlreadyExists => Ok(()),
             Ok(()) => fs::set_permissions(self.mount(), fs::Permissions::from_mode(0o700)),
             Err(e) => Err(e),
         }
     }
+
+    /// Creates the directory of a new database, for whom PostgreSQL runs as.
+    pub(crate) fn make_initdb(&self, owner: Option<(Uid, Gid)>) -> io::Result<()> {
+        make(&self.initdb(), 0o700)?;
+        give(&self.initdb(), owner)
+    }
+}
+
+fn give(directory: &Path, owner: Option<(Uid, Gid)>) -> io::Result<()> {
+    owner.map_or(Ok(()), |(user, group)| {
+        Ok(nix::unistd::chown(directory, Some(user), Some(group))?)
+    })
 }
 
 #[cfg(test)]
