@@ -27,6 +27,7 @@ use dax::tls::Tls;
 use serde::Deserialize;
 
 use crate::address::Address;
+use crate::records::Moved;
 
 pub use cassandra::{CassandraConfig, FencingChoice, Place};
 pub use channel::ChannelConfig;
@@ -128,6 +129,8 @@ pub struct ClusterConfig {
     pub heartbeat: Heartbeat,
     /// Who belongs to the cluster.
     pub tls: TlsConfig,
+    /// Where the database went from the volume of the file, if it did; filled by [`tier::current`](crate::tier::current).
+    pub moved: Option<Moved>,
 }
 
 /// The servers of a zone, each of which keeps a copy of every block.
@@ -262,6 +265,7 @@ impl ClusterConfig {
             differences: raw.memory.differences,
             heartbeat,
             tls: raw.tls,
+            moved: None,
         };
         for server in cluster.zones.iter().flat_map(Zone::servers) {
             cluster.check_protected("zones", server)?;
@@ -286,7 +290,20 @@ impl ClusterConfig {
     /// # Errors
     /// `Invalid` if the file cannot be read, others than its owner can read it, or it holds no key.
     pub fn volume_key(&self) -> dax::Result<Option<VolumeKey>> {
-        self.key.as_deref().map(VolumeKey::load).transpose()
+        match &self.moved {
+            Some(moved) => Ok(moved.key.clone()),
+            None => self.key.as_deref().map(VolumeKey::load).transpose(),
+        }
+    }
+
+    /// The volume that the database is in.
+    pub fn stored_in(&self) -> &VolumeName {
+        self.moved.as_ref().map_or(&self.volume, |moved| &moved.volume)
+    }
+
+    /// How often the database has moved to where it is.
+    pub fn moves(&self) -> u64 {
+        self.moved.as_ref().map_or(0, |moved| moved.number)
     }
 
     /// What protects connections to zones and other nodes, if that is configured; then nobody else is
@@ -303,7 +320,7 @@ impl ClusterConfig {
     /// # Errors
     /// As [`Self::volume_key`] and [`Self::tls`].
     pub fn client(&self, client_name: &str) -> dax::Result<ClientConfig> {
-        let volume = self.volume.clone();
+        let volume = self.stored_in().clone();
         let mut client = ClientConfig::new(volume, self.replicas(), client_name);
         client.key = self.volume_key()?;
         client.tls = self.tls()?;
@@ -321,7 +338,7 @@ impl ClusterConfig {
         let Some(place) = &self.store else {
             return Ok(None);
         };
-        let (volume, zone) = (self.volume.clone(), self.zone);
+        let (volume, zone) = (self.stored_in().clone(), self.zone);
         let client = self.cassandra.client(place, volume, zone, self.pending)?;
         Ok(Some(client))
     }

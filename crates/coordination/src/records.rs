@@ -17,6 +17,7 @@ mod history;
 mod horizon;
 mod libraries;
 mod member;
+mod moved;
 mod probe;
 
 use std::time::SystemTime;
@@ -40,6 +41,7 @@ pub use history::{
 pub use horizon::Horizon;
 pub use libraries::Libraries;
 pub use member::{Incarnation, Member, MemberState, Role, ServerFacts, ServerStart};
+pub use moved::Moved;
 pub use probe::{probe_writes, remove_probe};
 
 /// Why a record could not be read or written.

@@ -7,6 +7,7 @@ use dax::error::{Error, ErrorKind};
 use dax::storage::{Storage, VolumeSettings};
 
 use crate::config::ClusterConfig;
+use crate::records::{Moved, Record, RecordError};
 
 /// Opens the volume; the handle owns no epoch. `client_name` is for the zone servers' logs.
 ///
@@ -17,6 +18,40 @@ pub async fn connect(config: &ClusterConfig, client_name: &str) -> dax::Result<A
         Some(client) => on_cassandra::connect(client).await,
         None => Ok(Client::connect(config.client(client_name)?).await?),
     }
+}
+
+/// Opens the volume that the database is in now: the one that the configuration names, or where it was moved to from there. The
+/// configuration that is returned leads to it at once. A database that moves later is not followed: [`has_moved`] tells.
+///
+/// # Errors
+/// As [`connect`], and `Corrupt` if what the volumes say cannot be understood.
+pub async fn current(
+    config: &ClusterConfig,
+    client_name: &str,
+) -> dax::Result<(ClusterConfig, Arc<dyn Storage>)> {
+    let mut config = config.clone();
+    loop {
+        let storage = connect(&config, client_name).await?;
+        match has_moved(&config, storage.as_ref()).await? {
+            Some(moved) => config.moved = Some(moved),
+            None => return Ok((config, storage)),
+        }
+    }
+}
+
+/// Where the database has gone from the volume that this configuration leads to, if it has.
+///
+/// # Errors
+/// Of the storage tier, and `Corrupt` if what it says cannot be understood.
+pub async fn has_moved(
+    config: &ClusterConfig,
+    storage: &dyn Storage,
+) -> dax::Result<Option<Moved>> {
+    let moved = Moved::load(storage).await.map_err(|error| match error {
+        RecordError::Storage(error) => error,
+        damaged => Error::with_source(ErrorKind::Corrupt, "the record \"moved\"", damaged),
+    })?;
+    Ok(moved.filter(|moved| moved.number > config.moves()))
 }
 
 /// Makes the volume.

@@ -129,7 +129,7 @@ async fn proxy(servers: &[(&str, &Server)]) -> (Watching, UnboundedReceiver<News
     for (node, server) in servers {
         register(&*registry, node, server.address()).await;
     }
-    let (watching, mut news) = watch(party("proxy"), registry);
+    let (watching, mut news) = watch(party("proxy"), registry, None);
     assert_eq!(next(&mut news).await, News::ActiveIs(serving("a", 3)));
     (watching, news)
 }
@@ -291,7 +291,7 @@ async fn registry_tells_where_the_channel_is_silent() {
         state: ActiveState::Serving,
     };
     beat.store(&*owner).await.unwrap();
-    let (watching, mut news) = watch(party("proxy"), cluster.client());
+    let (watching, mut news) = watch(party("proxy"), cluster.client(), None);
     let serving = Serving {
         horizons,
         epoch,

@@ -86,6 +86,8 @@ pub enum Command {
     Backup(Backup),
     #[command(subcommand)]
     Branch(Branch),
+    /// Take the database back to a moment. What it has been since stays as a branch.
+    Rewind(Rewind),
     /// Show which moments a repository of backups can be restored to.
     Timeline(BackupRepository),
     #[command(subcommand)]

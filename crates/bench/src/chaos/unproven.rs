@@ -75,7 +75,7 @@ async fn run(cluster: ClusterConfig, config: Config) -> anyhow::Result<()> {
     let registry = tier::connect(&cluster, cluster.name.as_str()).await?;
     let me = Party::new(&cluster)?;
     let source = Unproven {
-        source: Arc::new(AgentsSource::new(me, registry, &config)),
+        source: Arc::new(AgentsSource::new(me, registry, None, &config)),
         last: Mutex::new(None),
     };
     let proxy = Proxy::new(config, Arc::new(source), None)?;

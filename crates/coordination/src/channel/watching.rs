@@ -21,7 +21,9 @@ use super::message::{Message, PING_EVERY, ProxyReport, SILENCE, Serving, Wants};
 use super::outlook::{Heard, News, Outlook};
 use super::positions::{Position, Rounds};
 use crate::address::Address;
+use crate::config::ClusterConfig;
 use crate::records::{ActiveState, Heartbeat, Horizon, Member, Record, RecordError};
+use crate::tier;
 
 /// How often the registry is read.
 const LOOK_EVERY: Duration = Duration::from_secs(1);
@@ -70,12 +72,17 @@ impl Drop for Watching {
     }
 }
 
-/// Begins to watch the cluster of this registry as `me`, which names the proxy. Must be called inside a tokio runtime.
-pub fn watch(me: Party, registry: Arc<dyn Storage>) -> (Watching, mpsc::UnboundedReceiver<News>) {
+/// Begins to watch the cluster of this registry as `me`, which names the proxy. With the configuration that led to the registry, a
+/// database that moves to another volume is followed there. Must be called inside a tokio runtime.
+pub fn watch(
+    me: Party,
+    registry: Arc<dyn Storage>,
+    cluster: Option<ClusterConfig>,
+) -> (Watching, mpsc::UnboundedReceiver<News>) {
     let (said, says) = mpsc::unbounded_channel();
     let (tell, news) = mpsc::unbounded_channel();
     let watcher = Watcher::new(me, tell);
-    let task = tokio::spawn(watcher.run(registry, says));
+    let task = tokio::spawn(watcher.run((registry, cluster), says));
     (Watching { said, task }, news)
 }
 
@@ -135,7 +142,7 @@ impl Watcher {
 
     async fn run(
         mut self,
-        registry: Arc<dyn Storage>,
+        registry: (Arc<dyn Storage>, Option<ClusterConfig>),
         mut says: mpsc::UnboundedReceiver<ProxyMessage>,
     ) {
         let (found, mut seen) = mpsc::unbounded_channel();
@@ -288,8 +295,18 @@ impl Drop for Looking {
     }
 }
 
-async fn look_again_and_again(registry: Arc<dyn Storage>, found: mpsc::UnboundedSender<Look>) {
+async fn look_again_and_again(
+    (mut registry, mut cluster): (Arc<dyn Storage>, Option<ClusterConfig>),
+    found: mpsc::UnboundedSender<Look>,
+) {
     loop {
+        if let Some(from) = &cluster {
+            match follow(from, registry.as_ref()).await {
+                Ok(Some((to, storage))) => (registry, cluster) = (storage, Some(to)),
+                Ok(None) => {}
+                Err(error) => tracing::debug!(%error, "the registry cannot be read"),
+            }
+        }
         match look(registry.as_ref()).await {
             Ok(look) => {
                 if found.send(look).is_err() {
@@ -300,6 +317,18 @@ async fn look_again_and_again(registry: Arc<dyn Storage>, found: mpsc::Unbounded
         }
         tokio::time::sleep(LOOK_EVERY).await;
     }
+}
+
+/// The volume that the database has moved to, if it has.
+async fn follow(
+    from: &ClusterConfig,
+    registry: &dyn Storage,
+) -> dax::Result<Option<(ClusterConfig, Arc<dyn Storage>)>> {
+    let Some(moved) = tier::has_moved(from, registry).await? else {
+        return Ok(None);
+    };
+    tracing::info!(volume = %moved.volume, "the database goes on in another volume");
+    tier::current(from, from.name.as_str()).await.map(Some)
 }
 
 async fn look(registry: &dyn Storage) -> Result<Look, RecordError> {

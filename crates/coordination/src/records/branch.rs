@@ -1,4 +1,4 @@
-//! `branch/<name>`: a branch of this volume, in the parent's registry.
+//! `branch/<name>`: a branch, in the registry of the volume that the configuration names.
 //!
 //! ```text
 //!   making ──▶ ready ──▶ dropping ──▶ (no record)
@@ -36,6 +36,9 @@ pub struct Branch {
     pub state: BranchState,
     /// The volume that holds it; no other one ever has this name.
     pub volume: VolumeName,
+    /// The volume that its image is of. A release that did not write it knew one volume alone, the one of the configuration.
+    #[serde(default)]
+    pub parent: Option<VolumeName>,
     /// The pin that keeps its image, once that is known.
     #[serde(default)]
     pub pin: Option<String>,

@@ -37,7 +37,8 @@ pub const MIN_SECRET_BYTES: usize = 32;
 pub struct Secret(Zeroizing<Vec<u8>>);
 
 /// What the clients of one volume know.
-#[derive(Clone, PartialEq, Eq)]
+#[derive(Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(try_from = "String", into = "String")]
 pub struct VolumeKey(Zeroizing<[u8; 32]>);
 
 /// Random bytes that one side of one greeting chose.
@@ -48,6 +49,21 @@ pub struct Nonce(pub [u8; 32]);
 #[derive(Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(try_from = "String", into = "String")]
 pub struct Proof(pub [u8; 32]);
+
+/// Records that only holders of another volume's key can read have keys.
+impl TryFrom<String> for VolumeKey {
+    type Error = Error;
+
+    fn try_from(digits: String) -> Result<VolumeKey> {
+        VolumeKey::parse(Zeroizing::new(digits).as_bytes())
+    }
+}
+
+impl From<VolumeKey> for String {
+    fn from(key: VolumeKey) -> String {
+        key.to_hex().as_str().to_owned()
+    }
+}
 
 impl TryFrom<String> for Proof {
     type Error = hex::FromHexError;

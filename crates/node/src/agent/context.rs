@@ -140,8 +140,21 @@ impl Context {
     }
 
     /// A new handle to the volume; owns no epoch.
+    ///
+    /// # Errors
+    /// Those of the storage tier; `Moved`.
     pub(crate) async fn connect(&self) -> Result<Arc<dyn Storage>> {
-        connect(&self.config).await
+        let storage = connect(&self.config).await?;
+        self.check_moved(storage.as_ref()).await?;
+        Ok(storage)
+    }
+
+    /// Refuses to go on where the database has left.
+    pub(crate) async fn check_moved(&self, storage: &dyn Storage) -> Result<()> {
+        match tier::has_moved(&self.config.cluster, storage).await? {
+            Some(moved) => Err(AgentError::Moved(moved.volume)),
+            None => Ok(()),
+        }
     }
 
     /// Who owns what PostgreSQL must be able to write.

@@ -33,6 +33,9 @@ pub enum AgentError {
     /// The volume holds a database already.
     #[error("the volume {0} holds a database already")]
     Initialised(dax::ids::VolumeName),
+    /// The database goes on in another volume: begin anew, there.
+    #[error("the database goes on in the volume {0}")]
+    Moved(dax::ids::VolumeName),
     /// The control file cannot be understood.
     #[error("global/pg_control: {0}")]
     Control(#[from] pgdata::control::ControlError),

@@ -21,6 +21,7 @@ pub(super) async fn watch(context: &Context, life: &mut Life) -> Result<()> {
     let mut looked = Looked::default();
     life.seen = storage.accepted_epoch().await?.epoch;
     loop {
+        context.check_moved(storage.as_ref()).await?;
         let (registry, beat) = looked.look(context, &storage).await?;
         // A decision is based on all that was seen, and the first look may be old.
         life.seen = life.seen.max(beat.as_ref().map_or(life.seen, |b| b.epoch));

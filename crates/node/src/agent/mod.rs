@@ -44,6 +44,7 @@ use std::time::Duration;
 
 use coordination::channel::{Handler, Party, Server};
 use coordination::records::Cluster;
+use coordination::tier;
 use dax::storage::Storage;
 use pgserver::{check_port, leftovers};
 use supervise::logfile::{Rotation, keep_rotating};
@@ -128,7 +129,7 @@ impl Agent {
     /// failures are logged and the node tries again.
     pub async fn run(self, shutdown: impl Future<Output = ()> + Send + 'static) -> Result<()> {
         let Agent {
-            config,
+            mut config,
             host,
             party,
             driver,
@@ -143,7 +144,7 @@ impl Agent {
             stopping.tell(Event::Stop);
         });
         let (registry, cluster) = tokio::select! {
-            connected = wait_for_cluster(&config) => connected?,
+            connected = wait_for_cluster(&mut config) => connected?,
             () = driver.until(|state| *state == State::Stopping) => return Ok(()),
         };
         let (_controls, known) = Controls::start(config.clone());
@@ -185,9 +186,11 @@ pub(crate) fn prepare(config: &Config, host: &Host) -> Result<supervise::Lock> {
     Ok(lock)
 }
 
-/// A handle for the registry, and facts about the cluster; waits while too few zones answer.
-async fn wait_for_cluster(config: &Config) -> Result<(Arc<dyn Storage>, Cluster)> {
-    let storage = context::connect(config).await?;
+/// A handle for the registry, and facts about the cluster; waits while too few zones answer. From then on the configuration leads to
+/// the volume that the database is in.
+async fn wait_for_cluster(config: &mut Config) -> Result<(Arc<dyn Storage>, Cluster)> {
+    let (cluster, storage) = tier::current(&config.cluster, config.cluster.name.as_str()).await?;
+    config.cluster = cluster;
     let cluster = context::load_cluster(config, storage.as_ref()).await?;
     Ok((storage, cluster))
 }
@@ -213,6 +216,12 @@ async fn live(context: &Context, orders: &mut mpsc::Receiver<Order>) -> Result<(
             ];
             if ends.contains(&context.driver.state()) && !failure.superseded {
                 tracing::warn!(%error, "the last role did not end in order");
+            }
+            if matches!(error, AgentError::Moved(_)) {
+                tracing::info!(%error, "this life of the agent ends");
+                context.driver.tell(Event::Stop);
+                last = Some(error);
+                continue;
             }
             let fatal = failure.of_this_machine;
             context.driver.tell(Event::Failed(failure));

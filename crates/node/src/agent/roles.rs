@@ -177,7 +177,10 @@ impl Life {
         let (Body::Standby(standby, known), Some(last)) = (&mut self.body, &mut self.beat) else {
             return Err(AgentError::Refused("no standby runs".to_owned()));
         };
-        let next = next_active(&standby.storage, context.heartbeat(), last);
+        let next = async {
+            context.check_moved(standby.storage.as_ref()).await?;
+            next_active(&standby.storage, context.heartbeat(), last).await
+        };
         let next = attend(context, orders, |s| s.is_candidate(), next).await;
         let beat = match next.transpose()? {
             None => return Ok(()),

@@ -104,7 +104,8 @@ struct Shared {
 impl Shared {
     /// Connects to the zones when somebody asks first.
     async fn storage(&self) -> Result<&Arc<dyn Storage>, Refusal> {
-        let connect = || tier::connect(&self.cluster, self.cluster.name.as_str());
+        let current = async || tier::current(&self.cluster, self.cluster.name.as_str()).await;
+        let connect = async || current().await.map(|(_, storage)| storage);
         let connected = self.storage.get_or_try_init(connect).await;
         connected.map_err(unavailable)
     }

@@ -10,6 +10,7 @@ use std::time::Duration;
 
 use async_trait::async_trait;
 use coordination::channel::{self, Party, ProxyReport, StandbySeen, Watching};
+use coordination::config::ClusterConfig;
 use dax::storage::Storage;
 use parking_lot::Mutex;
 use tokio::sync::mpsc::UnboundedReceiver;
@@ -40,8 +41,13 @@ pub struct AgentsSource {
 
 impl AgentsSource {
     /// Watches the cluster of this registry, as `me`, for a proxy with this configuration. Must be called inside a tokio runtime.
-    pub fn new(me: Party, registry: Arc<dyn Storage>, config: &Config) -> AgentsSource {
-        let (watching, news) = channel::watch(me, registry);
+    pub fn new(
+        me: Party,
+        registry: Arc<dyn Storage>,
+        cluster: Option<ClusterConfig>,
+        config: &Config,
+    ) -> AgentsSource {
+        let (watching, news) = channel::watch(me, registry, cluster);
         AgentsSource {
             watching: Arc::new(watching),
             news: Mutex::new(Some(news)),

@@ -26,6 +26,11 @@ pub enum Branch {
     List(ListBranches),
     /// Serve a branch on this machine until stopped.
     Run(RunBranch),
+    /// Put a branch in the place of the database.
+    ///
+    /// The nodes go on with it, and clients see a pause. What the database has been until then stays as a branch: promote that to
+    /// undo it.
+    Promote(PromoteBranch),
     /// Remove a branch for good.
     Drop(DropBranch),
 }
@@ -91,6 +96,47 @@ pub struct RunBranch {
     /// End when standard input is closed.
     #[arg(long, hide = true)]
     pub until_stdin_closes: bool,
+}
+
+/// Arguments of `branch promote`.
+#[derive(Debug, Args)]
+pub struct PromoteBranch {
+    /// Name of the branch. The nodes that serve it must be stopped.
+    #[arg(value_name = "NAME")]
+    pub name: String,
+    /// Configuration file of a node of the database.
+    #[arg(long, value_name = "FILE")]
+    pub config: PathBuf,
+    /// The zones' secret.
+    #[command(flatten)]
+    pub secret: ZonesSecret,
+    /// Print JSON.
+    #[arg(long)]
+    pub json: bool,
+}
+
+/// Arguments of `rewind`.
+#[derive(Debug, Args)]
+#[command(after_help = "\
+Examples:
+  understudy rewind --to '2026-11-28 14:00:00' --config /etc/understudy/node.toml --secret-file /etc/understudy/zones.secret
+  understudy branch promote main --config /etc/understudy/node.toml --secret-file /etc/understudy/zones.secret")]
+pub struct Rewind {
+    /// The moment: a position such as 0/16B3748, a time in UTC such as "2026-11-28 14:00:00", or "seal 3.17" for that image.
+    #[arg(long, value_name = "MOMENT")]
+    pub to: String,
+    /// Configuration file of a node of the database, on this machine.
+    #[arg(long, value_name = "FILE")]
+    pub config: PathBuf,
+    /// The zones' secret.
+    #[command(flatten)]
+    pub secret: ZonesSecret,
+    /// How long recovery may take.
+    #[arg(long, value_name = "DURATION", default_value = "1h", value_parser = duration)]
+    pub within: Duration,
+    /// Print JSON.
+    #[arg(long)]
+    pub json: bool,
 }
 
 /// Arguments of `branch drop`.

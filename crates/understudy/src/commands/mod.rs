@@ -93,6 +93,7 @@ pub fn run(cli: Cli) -> anyhow::Result<Code> {
             product!("backup", on_runtime(backup::run(_command)))
         }
         Command::Branch(_command) => product!("backup", on_runtime(branch::run(_command))),
+        Command::Rewind(_args) => product!("backup", on_runtime(branch::rewind(_args))),
         Command::Timeline(_args) => product!("backup", on_runtime(backup::timeline(_args))),
         Command::Upgrade(command) => on_runtime(upgrade::run(command)),
         Command::ShowConfig(args) => on_runtime(configure::show(args)),

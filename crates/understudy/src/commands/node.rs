@@ -3,7 +3,8 @@
 use std::convert::Infallible;
 use std::path::PathBuf;
 
-use node::agent::Agent;
+use futures_util::FutureExt;
+use node::agent::{Agent, AgentError};
 use node::config::Config;
 use operations::rest::{Facts, Rest};
 
@@ -60,20 +61,20 @@ async fn serve(
 ) -> anyhow::Result<()> {
     let (rest, cluster) = (config.rest.clone(), config.cluster.clone());
     let bin = config.postgres.bin.clone();
-    let agent = Agent::bind(config).await?;
-    let facts = Facts {
-        scope: cluster.volume.to_string(),
-        node: cluster.name.to_string(),
-        server_version: agent.server_version(),
-        bin,
-    };
-    let _rest = Rest::bind(
-        &rest,
-        &cluster,
-        facts,
-        agent.party().clone(),
-        agent.handler(),
-    )
-    .await?;
-    Ok(agent.run(asked_to_end).await?)
+    let asked_to_end = asked_to_end.shared();
+    loop {
+        let agent = Agent::bind(config.clone()).await?;
+        let facts = Facts {
+            scope: cluster.volume.to_string(),
+            node: cluster.name.to_string(),
+            server_version: agent.server_version(),
+            bin: bin.clone(),
+        };
+        let (party, handler) = (agent.party().clone(), agent.handler());
+        let _rest = Rest::bind(&rest, &cluster, facts, party, handler).await?;
+        match agent.run(asked_to_end.clone()).await {
+            Err(AgentError::Moved(volume)) => tracing::info!(%volume, "the agent begins anew"),
+            ended => return Ok(ended?),
+        }
+    }
 }

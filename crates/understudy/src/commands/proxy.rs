@@ -35,9 +35,9 @@ async fn run_with(
         }
     };
     let predecessor = Predecessor::meet().await?;
-    let registry = tier::connect(&cluster, cluster.name.as_str()).await?;
     let me = Party::new(&cluster)?;
-    let source = AgentsSource::new(me, registry, &config);
+    let (cluster, registry) = tier::current(&cluster, cluster.name.as_str()).await?;
+    let source = AgentsSource::new(me, registry, Some(cluster), &config);
     let again: ReadAgain = Box::new(move || Ok(load(&args.config)?.1));
     let proxy = Proxy::new(config, Arc::new(source), Some(again))?;
     proxy.allow_restart();

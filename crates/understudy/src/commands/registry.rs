@@ -15,6 +15,9 @@ use crate::exit::{Code, Failure};
 /// Zones that answer do so much sooner.
 const TIMEOUT: Duration = Duration::from_secs(5);
 
+/// Name of a command's connections, for the zones' logs.
+const CLIENT: &str = "command";
+
 /// The configuration of a node, whatever server it runs.
 pub(super) enum AnyConfig {
     /// PostgreSQL, with standbys.
@@ -73,6 +76,16 @@ impl AnyConfig {
     }
 }
 
+impl AnyConfig {
+    fn cluster_mut(&mut self) -> &mut ClusterConfig {
+        match self {
+            AnyConfig::Postgres(config) => &mut config.cluster,
+            #[cfg(feature = "engine")]
+            AnyConfig::Engine(config) => &mut config.cluster,
+        }
+    }
+}
+
 /// True if a configuration is of a node with another server than PostgreSQL.
 fn hosts_engine(text: &str) -> bool {
     let table = text.parse::<toml::Table>();
@@ -81,8 +94,10 @@ fn hosts_engine(text: &str) -> bool {
 
 /// A cluster as a node's configuration file shows the way to it.
 pub(super) struct Registry {
-    /// The configuration.
+    /// The configuration, which leads to the volume that the database is in.
     pub config: AnyConfig,
+    /// What the file says of that.
+    named: ClusterConfig,
     /// A handle that owns no epoch.
     pub storage: Arc<dyn Storage>,
 }
@@ -90,15 +105,31 @@ pub(super) struct Registry {
 impl Registry {
     /// Connects to the storage tier of the configuration file.
     pub(super) async fn open(file: &Path) -> anyhow::Result<Registry> {
-        let config = AnyConfig::load(file)?;
-        let cluster = config.cluster();
-        let client = coordination::tier::connect(cluster, "command");
-        let storage = match (tokio::time::timeout(TIMEOUT, client).await, &cluster.store) {
-            (Ok(storage), _) => storage?,
+        let mut config = AnyConfig::load(file)?;
+        let named = config.cluster().clone();
+        let client = coordination::tier::current(&named, CLIENT);
+        let storage = match (tokio::time::timeout(TIMEOUT, client).await, &named.store) {
+            (Ok(current), _) => {
+                let (cluster, storage) = current?;
+                *config.cluster_mut() = cluster;
+                storage
+            }
             (Err(_), None) => return Err(no_zones().into()),
             (Err(_), Some(_)) => return Err(no_cassandra().into()),
         };
-        Ok(Registry { config, storage })
+        Ok(Registry {
+            config,
+            named,
+            storage,
+        })
+    }
+
+    /// The volume that the configuration names, whichever the database is in. Its registry has the names of branches.
+    pub(super) async fn named(&self) -> anyhow::Result<Arc<dyn Storage>> {
+        if self.config.cluster().stored_in() == &self.named.volume {
+            return Ok(Arc::clone(&self.storage));
+        }
+        in_time(async { Ok(coordination::tier::connect(&self.named, CLIENT).await?) }).await
     }
 
     /// The configuration of a node with PostgreSQL.

@@ -21,7 +21,7 @@ use crate::past::registry;
 use crate::slots::active;
 use crate::stage::{Stage, TIMEOUT, program};
 
-const KEEP: &str = "keep = [\"all for 1h\"]";
+pub const KEEP: &str = "keep = [\"all for 1h\"]";
 
 /// A branch that is served.
 struct Branch {
@@ -32,7 +32,7 @@ struct Branch {
 }
 
 /// Output of a command on this cluster's branches.
-fn command(stage: &Stage, arguments: &[&str]) -> Result<std::process::Output> {
+pub fn command(stage: &Stage, arguments: &[&str]) -> Result<std::process::Output> {
     let secret = stage.cluster.options().dir.join("zones.secret");
     let secret = secret.display().to_string();
     let arguments = match arguments[1] {
@@ -114,12 +114,12 @@ fn serve(directory: &PathBuf) -> Result<Process> {
 }
 
 /// Commits that were acknowledged so far.
-fn acknowledged(stage: &Stage) -> Result<HashSet<(i32, i64)>> {
+pub fn acknowledged(stage: &Stage) -> Result<HashSet<(i32, i64)>> {
     let history = stage.history()?;
     Ok(history.commits().map(|one| (one.client, one.n)).collect())
 }
 
-async fn number(client: &Client, sql: &str) -> Result<i64> {
+pub async fn number(client: &Client, sql: &str) -> Result<i64> {
     Ok(client.query_one(sql, &[]).await?.get(0))
 }
 

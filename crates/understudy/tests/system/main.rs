@@ -30,6 +30,7 @@ mod proxied;
 mod queries;
 mod repository;
 mod rest;
+mod rewound;
 mod secure;
 mod segments;
 mod several;

@@ -109,7 +109,7 @@ impl Phases {
 /// read before it: of an owner that has not beaten, nothing was followed.
 ///
 /// # Errors
-/// `Conflict` if somebody else owned a higher epoch first: follow them. `Refused` if somebody did between the decision and
+/// `Moved` if the database goes on in another volume. `Conflict` if somebody else owned a higher epoch first: follow them. `Refused` if somebody did between the decision and
 /// this call, and is fenced now: what is held of the volume is of before that.
 pub(crate) async fn fence(
     context: &Context,
@@ -126,6 +126,8 @@ pub(crate) async fn fence(
         return Err(dax::error::Error::new(ErrorKind::Conflict, why).into());
     }
     let epoch = storage.own_epoch(&context.me.node).await?;
+    // Who moves the database owned an epoch before this one, or is refused.
+    context.check_moved(storage.as_ref()).await?;
     let last = Heartbeat::load(storage.as_ref()).await?;
     if let Some(last) = last.as_ref().filter(|last| last.epoch > followed) {
         // A race in which that one was first, and has been fenced by this node. Nobody serves now, so it is no reason to

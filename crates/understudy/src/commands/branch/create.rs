@@ -36,23 +36,92 @@ const INCOMPLETE_BYTES: u64 = 1 << 20;
 const SETTINGS: &str = "# Of the branch: remove what it shall do as the database does, and restart it.\n\
     archive_mode = off\nmax_logical_replication_workers = 0\ncron.launch_active_jobs = off\n";
 
+/// What keeps a branch from doing what the database does.
+pub(super) enum After {
+    /// It does nothing in the name of the database.
+    Quiet,
+    /// It becomes the database.
+    Database,
+}
+
+/// A branch that is complete.
+pub(super) struct Created {
+    pub branch: Branch,
+    pub port: u16,
+    pub total_ms: u64,
+    made: Made,
+}
+
 pub(super) async fn run(args: cli::CreateBranch) -> anyhow::Result<Code> {
-    let began = Instant::now();
     let registry = Registry::open(&args.config).await?;
-    let postgres = registry.postgres()?;
     let directory = std::path::absolute(&args.directory)?;
-    let storage = &registry.storage;
-    let mut branch = begin(&args, &postgres.cluster, storage).await?;
+    let Created {
+        branch,
+        port,
+        total_ms,
+        made,
+    } = create(&registry, &args, &directory, After::Quiet).await?;
+    if args.json {
+        let shown = json!({
+            "name": branch.name, "volume": branch.volume, "end": branch.end.map(|end| end.to_string()), "port": port, "total_ms": total_ms,
+            "log_bytes": made.log_bytes, "took": made.took, "bytes": made.bytes,
+            "config": config::file(&directory),
+        });
+        println!("{shown}");
+        return Ok(Code::Ok);
+    }
+    println!(
+        "branch {}: {}\n\
+         serve it:      understudy branch run --directory {}\n\
+         connect:       port {port} of this machine, with the database's roles and passwords",
+        args.name,
+        took(&made, total_ms),
+        directory.display(),
+    );
+    Ok(Code::Ok)
+}
+
+fn took(made: &Made, total_ms: u64) -> String {
+    let took = made.took;
+    format!(
+        "made in {:.1} s ({} MB of log copied in {:.1} s, recovery to {} {:.1} s, seal {:.1} s)",
+        total_ms as f64 / 1000.0,
+        made.log_bytes >> 20,
+        took.copy_ms as f64 / 1000.0,
+        took.end,
+        took.recovery_ms as f64 / 1000.0,
+        took.seal_ms as f64 / 1000.0,
+    )
+}
+
+impl Created {
+    /// What took how long, for people.
+    pub(super) fn took(&self) -> String {
+        took(&self.made, self.total_ms)
+    }
+}
+
+/// Makes the branch, and its node's files in `directory`.
+pub(super) async fn create(
+    registry: &Registry,
+    args: &cli::CreateBranch,
+    directory: &Path,
+    after: After,
+) -> anyhow::Result<Created> {
+    let began = Instant::now();
+    let postgres = registry.postgres()?;
+    let names = registry.named().await?;
+    let mut branch = begin(args, &postgres.cluster, &names).await?;
     let volume = branch.volume.clone();
     let port = config::write(
         &args.config,
-        &directory,
+        directory,
         &volume,
         args.port,
         args.secret.secret_file.as_deref(),
     );
     let made = match port {
-        Ok(port) => make(&args, postgres, storage, &mut branch, &directory)
+        Ok(port) => make(args, postgres, (&registry.storage, &names), &mut branch, directory, after)
             .await
             .map(|made| (port, made)),
         Err(error) => Err(error),
@@ -63,41 +132,26 @@ pub(super) async fn run(args: cli::CreateBranch) -> anyhow::Result<Code> {
             name = args.name
         )
     })?;
-    let total_ms = began.elapsed().as_millis() as u64;
-    if args.json {
-        let shown = json!({
-            "name": branch.name, "volume": branch.volume, "end": branch.end.map(|end| end.to_string()), "port": port, "total_ms": total_ms,
-            "log_bytes": made.log_bytes, "took": made.took, "bytes": made.bytes,
-            "config": config::file(&directory),
-        });
-        println!("{shown}");
-    } else {
-        let took = made.took;
-        println!(
-            "branch {}: made in {:.1} s ({} MB of log copied in {:.1} s, recovery to {} {:.1} s, seal {:.1} s)\n\
-             serve it:      understudy branch run --directory {}\n\
-             connect:       port {port} of this machine, with the database's roles and passwords",
-            args.name,
-            total_ms as f64 / 1000.0,
-            made.log_bytes >> 20,
-            took.copy_ms as f64 / 1000.0,
-            took.end,
-            took.recovery_ms as f64 / 1000.0,
-            took.seal_ms as f64 / 1000.0,
-            directory.display(),
-        );
-    }
-    Ok(Code::Ok)
+    Ok(Created {
+        branch,
+        port,
+        total_ms: began.elapsed().as_millis() as u64,
+        made,
+    })
 }
 
 /// Takes the name.
 async fn begin(
     args: &cli::CreateBranch,
     parent: &ClusterConfig,
-    storage: &Arc<dyn Storage>,
+    names: &Arc<dyn Storage>,
 ) -> anyhow::Result<Branch> {
     let name = &args.name;
-    if let Some(there) = find(storage, name).await? {
+    if *name == *parent.volume.as_str() {
+        let said = format!("{name} is the name of the database's own volume");
+        return Err(Failure::new(Code::Refused, said).advise("Give another name.").into());
+    }
+    if let Some(there) = find(names, name).await? {
         let (said, advice) = match there.state {
             BranchState::Ready => (
                 format!("there is a branch {name} already"),
@@ -115,12 +169,13 @@ async fn begin(
         name: name.clone(),
         state: BranchState::Making,
         volume: VolumeName::new(format!("{}-{name}-{created_unix_ms:x}", parent.volume))?,
+        parent: Some(parent.stored_in().clone()),
         pin: None,
         at: args.at.clone(),
         end: None,
         created_unix_ms,
     };
-    branch.store(storage.as_ref()).await?;
+    branch.store(names.as_ref()).await?;
     Ok(branch)
 }
 
@@ -134,13 +189,14 @@ struct Made {
 async fn make(
     args: &cli::CreateBranch,
     parent: &Config,
-    storage: &Arc<dyn Storage>,
+    (storage, names): (&Arc<dyn Storage>, &Arc<dyn Storage>),
     branch: &mut Branch,
     directory: &Path,
+    after: After,
 ) -> anyhow::Result<Made> {
     let (pin, moment) = choose::image(storage, &args.name, &args.at).await?;
     branch.pin = Some(pin.name.clone());
-    branch.store(storage.as_ref()).await?;
+    branch.store(names.as_ref()).await?;
     // From here on the record says that there is a pin, so nobody need give it up.
     let mut pin = pin.keep(storage).await?;
     let claim = claimant(&args.name)?;
@@ -150,22 +206,22 @@ async fn make(
         "{claim} is a node: give the branch another name"
     );
     let mut source = Source::claim_image(storage.clone(), claim, pin.seal(), None).await?;
-    let made = fill(args, parent, &mut source, branch, &moment, directory).await;
+    let made = fill(args, parent, &mut source, branch, &moment, directory, after).await;
     let released = source.release().await;
     let made = made?;
     released?;
     // It has the WAL that it needs: the database's need not be kept for it.
     pin.log = None;
     pin.keep(storage).await?;
-    is_still_ours(storage, branch).await?;
+    is_still_ours(names, branch).await?;
     branch.state = BranchState::Ready;
-    branch.store(storage.as_ref()).await?;
+    branch.store(names.as_ref()).await?;
     Ok(made)
 }
 
 /// Refuses if somebody else has taken the name, or dropped it, in the meantime.
-async fn is_still_ours(storage: &Arc<dyn Storage>, branch: &Branch) -> anyhow::Result<()> {
-    let there = find(storage, &branch.name).await?;
+async fn is_still_ours(names: &Arc<dyn Storage>, branch: &Branch) -> anyhow::Result<()> {
+    let there = find(names, &branch.name).await?;
     let is_ours =
         |there: &Branch| there.volume == branch.volume && there.state == BranchState::Making;
     match there.as_ref().is_some_and(is_ours) {
@@ -192,13 +248,14 @@ async fn fill(
     branch: &mut Branch,
     moment: &Moment,
     directory: &Path,
+    after: After,
 ) -> anyhow::Result<Made> {
     let config = Config::load(&config::file(directory))?;
     let rest = directory.join("contents");
     let contents = write(source, moment, &rest, None).await?;
     let parent_key = parent.cluster.volume_key()?;
     let layer = Layer {
-        parent: parent.cluster.volume.clone(),
+        parent: parent.cluster.stored_in().clone(),
         image: source.seal().lineage.clone(),
         first_epoch: next_epoch(source).await?,
         proof: None,
@@ -210,7 +267,10 @@ async fn fill(
         files: contents.files,
         rest: rest.clone(),
         recovery_settings: backup::restore::RECOVERY_SETTINGS,
-        settings_after: SETTINGS,
+        settings_after: match after {
+            After::Quiet => SETTINGS,
+            After::Database => "",
+        },
         masks: args
             .mask
             .iter()

@@ -4,6 +4,8 @@ mod choose;
 mod config;
 mod create;
 mod named;
+mod promote;
+mod rewind;
 
 use coordination::records::{Branch, BranchState, Record};
 use coordination::tier::remove_volume;
@@ -11,7 +13,9 @@ use serde_json::json;
 use volume::claim::Claim;
 use volume::past::Pin;
 
-use self::named::{claimant, find};
+pub(super) use self::rewind::run as rewind;
+
+use self::named::{claimant, find, in_volume, parent};
 use super::registry::{Registry, in_time};
 use crate::cli;
 use crate::exit::{Code, Failure};
@@ -32,16 +36,23 @@ pub(super) async fn run(command: cli::Branch) -> anyhow::Result<Code> {
             };
             super::node::run(node).await
         }
+        cli::Branch::Promote(args) => promote::run(args).await,
         cli::Branch::Drop(args) => drop_branch(args).await,
     }
 }
 
 async fn list(args: cli::ListBranches) -> anyhow::Result<Code> {
     let registry = Registry::open(&args.config).await?;
-    let storage = &registry.storage;
-    let branches = in_time(async { Ok(Branch::list(storage.as_ref()).await?) }).await?;
+    let names = registry.named().await?;
+    let branches = in_time(async { Ok(Branch::list(names.as_ref()).await?) }).await?;
+    let current = registry.config.cluster().stored_in();
     if args.json {
-        println!("{}", json!(branches));
+        let shown = branches.iter().map(|branch| {
+            let mut shown = json!(branch);
+            shown["current"] = json!(branch.volume == *current);
+            shown
+        });
+        println!("{}", json!(shown.collect::<Vec<_>>()));
         return Ok(Code::Ok);
     }
     println!(
@@ -50,6 +61,7 @@ async fn list(args: cli::ListBranches) -> anyhow::Result<Code> {
     );
     for branch in branches {
         let state = match branch.state {
+            _ if branch.volume == *current => "current",
             BranchState::Making => "making",
             BranchState::Ready => "ready",
             BranchState::Dropping => "dropping",
@@ -65,33 +77,44 @@ async fn list(args: cli::ListBranches) -> anyhow::Result<Code> {
     Ok(Code::Ok)
 }
 
+/// An interrupted command leaves something that has a name.
+fn drop_advice(name: &str) -> Code {
+    eprintln!("the branch {name} is not complete: understudy branch drop {name} removes what was made");
+    Code::Interrupted
+}
+
+fn no_branch(name: &str) -> anyhow::Error {
+    let said = format!("there is no branch {name}");
+    Failure::new(Code::Refused, said)
+        .advise("understudy branch list shows them.")
+        .into()
+}
+
 /// Removes the volume, the pin, and last the record. Each step can be repeated.
 async fn drop_branch(args: cli::DropBranch) -> anyhow::Result<Code> {
     let registry = Registry::open(&args.config).await?;
-    let storage = &registry.storage;
-    let Some(mut branch) = find(storage, &args.name).await? else {
-        let said = format!("there is no branch {}", args.name);
-        return Err(Failure::new(Code::Refused, said).into());
+    let names = registry.named().await?;
+    let Some(mut branch) = find(&names, &args.name).await? else {
+        return Err(no_branch(&args.name));
     };
+    let cluster = registry.config.cluster();
+    if branch.volume == *cluster.stored_in() || branch.volume == cluster.volume {
+        let said = match branch.volume == cluster.volume {
+            true => format!("{} is the volume that the nodes' configurations name", args.name),
+            false => format!("the branch {} is the database now", args.name),
+        };
+        return Err(Failure::new(Code::Refused, said).into());
+    }
     branch.state = BranchState::Dropping;
-    branch.store(storage.as_ref()).await?;
-    let mut cluster = registry.config.cluster().clone();
-    cluster.volume = branch.volume.clone();
-    let key = tempfile::NamedTempFile::new()?;
-    if cluster.key.is_some() {
-        let secret = args.secret.secret_file.as_deref();
-        std::fs::write(
-            key.path(),
-            config::key_of(&branch.volume, secret)?.to_hex().as_bytes(),
-        )?;
-        cluster.key = Some(key.path().to_owned());
-    }
-    remove_volume(&cluster).await?;
-    Claim::release(storage, &claimant(&args.name)?).await?;
+    branch.store(names.as_ref()).await?;
+    let secret = args.secret.secret_file.as_deref();
+    remove_volume(&in_volume(cluster, &branch.volume, secret)?).await?;
+    let parent = parent(&registry, &branch, secret).await?;
+    Claim::release(&parent, &claimant(&args.name)?).await?;
     if let Some(pin) = &branch.pin {
-        Pin::remove(storage, pin).await?;
+        Pin::remove(&parent, pin).await?;
     }
-    storage
+    names
         .remove_record(&branch.name(), Branch::AUTHORITY)
         .await?;
     println!(

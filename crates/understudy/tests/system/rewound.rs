@@ -1,0 +1,105 @@
+//! A database that goes back to a moment under load, and forth again: the nodes stay, and exchange the volume.
+
+use std::collections::HashSet;
+
+use anyhow::{Context, Result, ensure};
+use cluster::clients::verify;
+use serde_json::Value;
+
+use crate::backups::take_over;
+use crate::branched::{KEEP, acknowledged, command, number};
+use crate::operator::json;
+use crate::slots::active;
+use crate::stage::Stage;
+
+type Commits = HashSet<(i32, i64)>;
+
+/// Runs a command that exchanges the volume, and prints what it says.
+fn exchange(stage: &Stage, arguments: &[&str]) -> Result<Value> {
+    let ran = command(stage, arguments)?;
+    ensure!(ran.status.success(), "{arguments:?}: {ran:?}");
+    let said = json(&ran)?;
+    println!("{said}");
+    ensure!(said["pause_ms"].is_u64(), "no node serves it: {said}");
+    Ok(said)
+}
+
+async fn ledger(stage: &mut Stage) -> Result<Commits> {
+    let client = active(stage).await?;
+    Ok(verify::ledger(&client).await?.into_iter().collect())
+}
+
+fn has_all(rows: &Commits, known: &Commits, whose: &str) -> Result<()> {
+    let missing = known.difference(rows).next();
+    ensure!(missing.is_none(), "{missing:?} was acknowledged {whose}");
+    Ok(())
+}
+
+async fn has_table(stage: &mut Stage) -> Result<bool> {
+    let client = active(stage).await?;
+    let found = "SELECT count(*) FROM pg_class WHERE relname = 'precious'";
+    Ok(number(&client, found).await? == 1)
+}
+
+/// The branch that is the database now.
+fn current(stage: &Stage) -> Result<Option<String>> {
+    let listed = json(&command(stage, &["branch", "list", "--json"])?)?;
+    let mut branches = listed.as_array().context("a list")?.iter();
+    let current = branches.find(|one| one["current"] == true);
+    Ok(current.and_then(|one| one["name"].as_str().map(str::to_owned)))
+}
+
+// hazard: MOVE-1
+#[tokio::test(flavor = "multi_thread")]
+#[ignore = "system test: make test-system"]
+async fn a_dropped_table_comes_back_by_a_rewind_and_the_rewind_is_undone() -> Result<()> {
+    let mut stage = Stage::with_options("rewound", &["north", "south"], |options| {
+        options.past.push(KEEP.to_owned());
+    })
+    .await?;
+    let client = active(&mut stage).await?;
+    let make = "CREATE TABLE precious AS SELECT generate_series(1, 1000) AS number; CHECKPOINT";
+    client.batch_execute(make).await?;
+    stage.commits(100).await?;
+    let before_drop = acknowledged(&stage)?;
+    let position = client.query_one("SELECT pg_current_wal_insert_lsn()::text", &[]);
+    let position: String = position.await?.get(0);
+    client.batch_execute("DROP TABLE precious").await?;
+    stage.commits(100).await?;
+    // A takeover, so that the database's epoch is above the one that the branch begins with.
+    take_over(&mut stage, 1).await?;
+
+    let left_with = acknowledged(&stage)?;
+    let rewound = exchange(&stage, &["rewind", "--json", "--to", &position])?;
+    let at_return = acknowledged(&stage)?;
+    ensure!(has_table(&mut stage).await?, "the table is not back");
+    has_all(&ledger(&mut stage).await?, &before_drop, "before the moment")?;
+    let name = rewound["branch"].as_str().context("a name")?.to_owned();
+    ensure!(current(&stage)?.as_deref() == Some(&name));
+    let again = command(&stage, &["branch", "promote", &name])?;
+    ensure!(again.status.code() == Some(4), "{again:?}");
+    let dropped = command(&stage, &["branch", "drop", &name])?;
+    ensure!(dropped.status.code() == Some(4), "{dropped:?}");
+    // It is a cluster as before: commits go on, and a standby takes over.
+    stage.commits(100).await?;
+    take_over(&mut stage, 1).await?;
+    ensure!(has_table(&mut stage).await?);
+    let since: Commits = acknowledged(&stage)?.difference(&at_return).copied().collect();
+    let rows = ledger(&mut stage).await?;
+    has_all(&rows, &before_drop, "before the moment")?;
+    has_all(&rows, &since, "since the rewind")?;
+
+    let left = rewound["left"].as_str().context("a name")?.to_owned();
+    exchange(&stage, &["branch", "promote", "--json", &left])?;
+    ensure!(!has_table(&mut stage).await?, "the rewind is not undone");
+    has_all(&ledger(&mut stage).await?, &left_with, "before the rewind")?;
+    stage.commits(50).await?;
+
+    exchange(&stage, &["branch", "promote", "--json", &name])?;
+    ensure!(has_table(&mut stage).await?, "it is not the branch again");
+    let rows = ledger(&mut stage).await?;
+    has_all(&rows, &before_drop, "before the moment")?;
+    has_all(&rows, &since, "since the rewind")?;
+    stage.commits(50).await?;
+    stage.end().await
+}
