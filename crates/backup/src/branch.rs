@@ -14,6 +14,7 @@ use dax::ids::FileId;
 use nix::unistd::{Gid, Uid};
 use pgdata::control::ControlFile;
 use pgdata::layout::{CONTROL_FILE, LOG};
+use pgdata::segment::SegmentName;
 use pgdata::timeline::TimelineId;
 use volume::layout::FileClass;
 use volume::lsn::Lsn;
@@ -81,11 +82,7 @@ pub async fn write(
         let bytes = source.read_live(&live, one.id, 0..one.size).await?;
         place.write_with(&one.path, one.mode, &bytes)?;
     }
-    let shown = Shown {
-        end: to,
-        history: shown.history.up_to(to),
-    };
-    let timeline = write_log(source, &shown, &place).await?;
+    let timeline = write_log(source, &shown, to, &place).await?;
     let end = source.seal().end;
     let control = ControlFile::in_archive_recovery(&source.seal().payload, end)
         .map_err(|error| Error::Volume(volume::error::Error::Damaged(error.to_string())))?;
@@ -125,24 +122,29 @@ fn end_of(source: &Source, moment: &Moment, shown: &Shown) -> Result<Lsn> {
     }
 }
 
-/// Writes segments from the image's redo on, with zeros behind the end, and all history files. Returns the last timeline.
-async fn write_log(source: &Source, shown: &Shown, place: &Place) -> Result<TimelineId> {
+/// Writes segments from the image's redo on up to `to`, with zeros behind that, and all history files. Returns the timeline of `to`.
+async fn write_log(source: &Source, shown: &Shown, to: Lsn, place: &Place) -> Result<TimelineId> {
     let size = source.segment_size();
     let bytes = size.bytes();
     let redo = source.seal().redo;
+    let history = shown.history.up_to(to);
     let mut start = Lsn(redo.0 - redo.0 % bytes);
-    while start < shown.end {
-        let segment = source.segment_at(shown, start)?.ok_or_else(|| {
+    while start < to {
+        // A timeline that forked in this segment has a copy of what is before the fork; what it was copied from may be gone.
+        let segment = source.segment_at(shown, start)?;
+        let name = SegmentName::candidates(&history, start, size).next();
+        let (segment, name) = segment.zip(name).ok_or_else(|| {
             Error::Refused(format!(
                 "the log from {start} on is not kept any more: take another image, or a later moment"
             ))
         })?;
-        let len = segment.end.0 - start.0;
+        let len = segment.end.min(to).bytes_since(start);
         let mut whole = Vec::from(source.read_log(&segment, 0..len).await?);
         whole.resize(bytes as usize, 0);
-        place.write(&format!("{LOG}/{}", segment.name.file_name(size)), &whole)?;
+        place.write(&format!("{LOG}/{}", name.file_name(size)), &whole)?;
         start = Lsn(start.0 + bytes);
     }
+    // All of them, also those that begin later: the branch's own timeline gets a number that the database has not used.
     for entry in shown.history.entries() {
         if let Some(text) = source.history_file(entry.timeline).await? {
             place.write(
@@ -151,5 +153,5 @@ async fn write_log(source: &Source, shown: &Shown, place: &Place) -> Result<Time
             )?;
         }
     }
-    Ok(shown.history.timeline())
+    Ok(history.timeline())
 }

@@ -298,7 +298,9 @@ impl ClusterConfig {
 
     /// The volume that the database is in.
     pub fn stored_in(&self) -> &VolumeName {
-        self.moved.as_ref().map_or(&self.volume, |moved| &moved.volume)
+        self.moved
+            .as_ref()
+            .map_or(&self.volume, |moved| &moved.volume)
     }
 
     /// How often the database has moved to where it is.

@@ -73,9 +73,13 @@ async fn a_dropped_table_comes_back_by_a_rewind_and_the_rewind_is_undone() -> Re
     let rewound = exchange(&stage, &["rewind", "--json", "--to", &position])?;
     let at_return = acknowledged(&stage)?;
     ensure!(has_table(&mut stage).await?, "the table is not back");
-    has_all(&ledger(&mut stage).await?, &before_drop, "before the moment")?;
+    has_all(
+        &ledger(&mut stage).await?,
+        &before_drop,
+        "before the moment",
+    )?;
     let name = rewound["branch"].as_str().context("a name")?.to_owned();
-    ensure!(current(&stage)?.as_deref() == Some(&name));
+    ensure!(current(&stage)?.as_deref() == Some(name.as_str()));
     let again = command(&stage, &["branch", "promote", &name])?;
     ensure!(again.status.code() == Some(4), "{again:?}");
     let dropped = command(&stage, &["branch", "drop", &name])?;
@@ -84,7 +88,10 @@ async fn a_dropped_table_comes_back_by_a_rewind_and_the_rewind_is_undone() -> Re
     stage.commits(100).await?;
     take_over(&mut stage, 1).await?;
     ensure!(has_table(&mut stage).await?);
-    let since: Commits = acknowledged(&stage)?.difference(&at_return).copied().collect();
+    let since: Commits = acknowledged(&stage)?
+        .difference(&at_return)
+        .copied()
+        .collect();
     let rows = ledger(&mut stage).await?;
     has_all(&rows, &before_drop, "before the moment")?;
     has_all(&rows, &since, "since the rewind")?;

@@ -27,7 +27,7 @@ impl Proxy {
         let mut config = Config::load(&cluster.node("north")?.config)?.cluster;
         config.name = NodeName::new("proxy")?;
         let registry = tier::connect(&config, "proxy").await?;
-        let (watching, news) = watch(Party::new(&config)?, registry);
+        let (watching, news) = watch(Party::new(&config)?, registry, None);
         Ok(Proxy {
             watching,
             news,

@@ -121,9 +121,16 @@ pub(super) async fn create(
         args.secret.secret_file.as_deref(),
     );
     let made = match port {
-        Ok(port) => make(args, postgres, (&registry.storage, &names), &mut branch, directory, after)
-            .await
-            .map(|made| (port, made)),
+        Ok(port) => make(
+            args,
+            postgres,
+            (&registry.storage, &names),
+            &mut branch,
+            directory,
+            after,
+        )
+        .await
+        .map(|made| (port, made)),
         Err(error) => Err(error),
     };
     let (port, made) = made.with_context(|| {
@@ -149,7 +156,9 @@ async fn begin(
     let name = &args.name;
     if *name == *parent.volume.as_str() {
         let said = format!("{name} is the name of the database's own volume");
-        return Err(Failure::new(Code::Refused, said).advise("Give another name.").into());
+        return Err(Failure::new(Code::Refused, said)
+            .advise("Give another name.")
+            .into());
     }
     if let Some(there) = find(names, name).await? {
         let (said, advice) = match there.state {

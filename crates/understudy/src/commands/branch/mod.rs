@@ -79,7 +79,9 @@ async fn list(args: cli::ListBranches) -> anyhow::Result<Code> {
 
 /// An interrupted command leaves something that has a name.
 fn drop_advice(name: &str) -> Code {
-    eprintln!("the branch {name} is not complete: understudy branch drop {name} removes what was made");
+    eprintln!(
+        "the branch {name} is not complete: understudy branch drop {name} removes what was made"
+    );
     Code::Interrupted
 }
 
@@ -100,7 +102,10 @@ async fn drop_branch(args: cli::DropBranch) -> anyhow::Result<Code> {
     let cluster = registry.config.cluster();
     if branch.volume == *cluster.stored_in() || branch.volume == cluster.volume {
         let said = match branch.volume == cluster.volume {
-            true => format!("{} is the volume that the nodes' configurations name", args.name),
+            true => format!(
+                "{} is the volume that the nodes' configurations name",
+                args.name
+            ),
             false => format!("the branch {} is the database now", args.name),
         };
         return Err(Failure::new(Code::Refused, said).into());

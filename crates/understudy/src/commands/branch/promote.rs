@@ -1,7 +1,7 @@
 //! `understudy branch promote`: a branch takes the place of the database.
 //!
 //! ```text
-//!   own the branch's epoch, above the database's ─▶ horizons, control ─▶ own the database's epoch (nobody serves) ─▶ record "moved"
+//!   own the branch's epoch, above the database's ─▶ control, horizons, beat ─▶ own the database's epoch (nobody serves) ─▶ record "moved"
 //! ```
 //!
 //! Invariant: the record "moved" is the exchange. What ends the command before it changes nothing; a node that takes over in between
@@ -14,9 +14,11 @@ use std::time::{Duration, Instant};
 
 use coordination::config::ClusterConfig;
 use coordination::records::{
-    ActiveState, Branch, BranchState, Control, Heartbeat, Horizon, Moved, Record, unix_ms,
+    ActiveState, Branch, BranchState, Control, Heartbeat, Horizon, Moved, Record, RecordError,
+    unix_ms,
 };
 use coordination::tier;
+use dax::error::ErrorKind;
 use dax::ids::{Epoch, NodeName};
 use dax::storage::Storage;
 use serde_json::json;
@@ -27,6 +29,12 @@ use crate::cli;
 use crate::commands::registry::{Registry, in_time};
 use crate::exit::{Code, Failure};
 
+/// Name of this command as an owner.
+const CLIENT: &str = "promote";
+/// How often nodes may be faster.
+const TRIES: u32 = 5;
+/// Takeovers of the database that may happen while a try is under way.
+const TAKEOVERS: u32 = 4;
 /// How long it is waited for a node that serves.
 const SERVED_WITHIN: Duration = Duration::from_secs(30);
 const LOOK_EVERY: Duration = Duration::from_millis(50);
@@ -86,44 +94,44 @@ pub(super) async fn exchange(
     if branch.state != BranchState::Ready {
         let said = format!("the branch {name} is not complete");
         return Err(Failure::new(Code::Refused, said)
-            .advise(format!("understudy branch drop {name} removes what was made of it."))
+            .advise(format!(
+                "understudy branch drop {name} removes what was made of it."
+            ))
             .into());
     }
     let left = keep_name(&names, cluster).await?;
     let there = in_volume(cluster, &branch.volume, secret)?;
-    let target = in_time(async { Ok(tier::connect(&there, "promote").await?) }).await?;
-    let me = NodeName::new("promote")?;
-    let beat = own(&target, &registry.storage, name, &me).await?;
-    forget_horizons(&registry.storage, &target).await?;
+    let target = in_time(async { Ok(tier::connect(&there, CLIENT).await?) }).await?;
+    let me = NodeName::new(CLIENT)?;
+    let beat = last_beat(&target, name).await?;
     if let Some(control) = Control::load(registry.storage.as_ref()).await? {
         control.store(target.as_ref()).await?;
     }
-
     let began = Instant::now();
-    let source = in_time(async { Ok(tier::connect(cluster, "promote").await?) }).await?;
-    let last = source.own_epoch(&me).await?;
-    // Somebody may have taken over since.
-    let mut epoch = target.epoch().unwrap_or_default();
-    while epoch <= last {
-        epoch = target.own_epoch(&me).await?;
-    }
-    forget_horizons(&source, &target).await?;
-    let vacant = Heartbeat {
-        epoch,
-        counter: 1,
-        state: ActiveState::Released { to: None },
-        ..beat
+    let mut tries = TRIES;
+    let (target, epoch) = loop {
+        let (target, epoch) = own_above(&there, &registry.storage, &me).await?;
+        forget_horizons(&registry.storage, &target).await?;
+        let vacant = Heartbeat {
+            epoch,
+            counter: 1,
+            state: ActiveState::Released { to: None },
+            ..beat.clone()
+        };
+        vacant.store(target.as_ref()).await?;
+        tries -= 1;
+        match leave(cluster, &there, epoch, &me).await {
+            Ok(()) => break (target, epoch),
+            Err(error) if error.is_fenced() && tries > 0 => {
+                tracing::info!(%error, "a node was faster: trying again");
+            }
+            Err(error) => return Err(error.into()),
+        }
     };
-    vacant.store(target.as_ref()).await?;
-    let moved = there.moved.as_ref().map(|moved| Moved {
-        unix_ms: unix_ms(),
-        ..moved.clone()
-    });
-    let moved = moved.expect("it is the way to another volume");
-    moved.store(source.as_ref()).await?;
-    source.release().await?;
-    target.release().await?;
-    let served = tokio::time::timeout(SERVED_WITHIN, is_served(&target, epoch)).await;
+    // It costs time alone if a node is there already, or this is not heard.
+    let _ = target.release().await;
+    let looking = tier::connect(&there, CLIENT).await?;
+    let served = tokio::time::timeout(SERVED_WITHIN, is_served(&looking, epoch)).await;
     Ok(Promoted {
         left,
         served_ms: match served {
@@ -155,28 +163,62 @@ async fn keep_name(names: &Arc<dyn Storage>, cluster: &ClusterConfig) -> anyhow:
     Ok(first.name)
 }
 
-/// Owns an epoch of the branch above every one of the database, so that proxies take it for newer. Returns the branch's last beat.
-async fn own(
-    target: &Arc<dyn Storage>,
-    database: &Arc<dyn Storage>,
-    name: &str,
-    me: &NodeName,
-) -> anyhow::Result<Heartbeat> {
+/// The last beat in the branch, which nobody serves.
+async fn last_beat(target: &Arc<dyn Storage>, name: &str) -> anyhow::Result<Heartbeat> {
     let beat = Heartbeat::load(target.as_ref()).await?;
     let beat = beat.ok_or_else(|| {
-        Failure::new(Code::Refused, format!("the branch {name} holds no database"))
+        let said = format!("the branch {name} holds no database");
+        Failure::new(Code::Refused, said)
     })?;
     // Nobody serves a volume that the database has left, whatever its last beat says.
     let was_left = Moved::load(target.as_ref()).await?.is_some();
-    if !was_left && !matches!(beat.state, ActiveState::Released { .. }) {
-        let said = format!("the branch {name} is served by {}, or was not stopped in order", beat.node);
-        return Err(Failure::new(Code::Refused, said)
-            .advise("Stop its nodes first. If they were killed, start one again and stop it.")
-            .into());
+    if was_left || matches!(beat.state, ActiveState::Released { .. }) {
+        return Ok(beat);
     }
-    let above = database.accepted_epoch().await?.epoch.next();
-    while target.own_epoch(me).await? <= above {}
-    Ok(beat)
+    let said = format!(
+        "the branch {name} is served by {}, or was not stopped in order",
+        beat.node
+    );
+    Err(Failure::new(Code::Refused, said)
+        .advise("Stop its nodes first. If they were killed, start one again and stop it.")
+        .into())
+}
+
+/// Owns an epoch of the branch that is above those of the database, also of takeovers that happen meanwhile: proxies take the later
+/// one for newer.
+async fn own_above(
+    there: &ClusterConfig,
+    database: &Arc<dyn Storage>,
+    me: &NodeName,
+) -> dax::Result<(Arc<dyn Storage>, Epoch)> {
+    let above = Epoch(database.accepted_epoch().await?.epoch.0 + TAKEOVERS);
+    loop {
+        // A handle owns one epoch, for good.
+        let target = tier::connect(there, CLIENT).await?;
+        let epoch = target.own_epoch(me).await?;
+        if epoch > above {
+            return Ok((target, epoch));
+        }
+    }
+}
+
+/// Has the database leave its volume: from when this owns the epoch nobody serves there, and whoever would take over finds the record.
+async fn leave(
+    cluster: &ClusterConfig,
+    there: &ClusterConfig,
+    epoch: Epoch,
+    me: &NodeName,
+) -> Result<(), RecordError> {
+    let source = tier::connect(cluster, CLIENT).await?;
+    if source.own_epoch(me).await? >= epoch {
+        let said = "nodes took over many times meanwhile";
+        return Err(dax::Error::new(ErrorKind::Fenced, said).into());
+    }
+    if let Some(moved) = &there.moved {
+        moved.store(source.as_ref()).await?;
+    }
+    let _ = source.release().await;
+    Ok(())
 }
 
 /// Nothing is known in the branch of commits whose answers were lost in another history: their ids may be others' there.
