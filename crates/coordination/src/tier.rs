@@ -29,12 +29,42 @@ pub async fn current(
     config: &ClusterConfig,
     client_name: &str,
 ) -> dax::Result<(ClusterConfig, Arc<dyn Storage>)> {
+    let mut way = way(config, client_name).await?;
+    Ok(way.pop().expect("it begins somewhere"))
+}
+
+/// Opens the volumes that the database has left on its way to where `config` leads, and is not in now.
+///
+/// # Errors
+/// As [`current`].
+pub async fn left(config: &ClusterConfig, client_name: &str) -> dax::Result<Vec<Arc<dyn Storage>>> {
+    let named = ClusterConfig {
+        moved: None,
+        ..config.clone()
+    };
+    let mut left: Vec<(ClusterConfig, Arc<dyn Storage>)> = Vec::new();
+    for (config, storage) in way(&named, client_name).await? {
+        left.retain(|(other, _)| other.stored_in() != config.stored_in());
+        left.push((config, storage));
+    }
+    left.pop();
+    Ok(left.into_iter().map(|(_, storage)| storage).collect())
+}
+
+/// All volumes from where the configuration leads to where the database is now.
+async fn way(
+    config: &ClusterConfig,
+    client_name: &str,
+) -> dax::Result<Vec<(ClusterConfig, Arc<dyn Storage>)>> {
+    let mut way = Vec::new();
     let mut config = config.clone();
     loop {
         let storage = connect(&config, client_name).await?;
-        match has_moved(&config, storage.as_ref()).await? {
+        let moved = has_moved(&config, storage.as_ref()).await?;
+        way.push((config.clone(), storage));
+        match moved {
             Some(moved) => config.moved = Some(moved),
-            None => return Ok((config, storage)),
+            None => return Ok(way),
         }
     }
 }
@@ -114,5 +144,60 @@ mod on_cassandra {
         let message =
             "this program was built without Apache Cassandra (cargo's feature \"cassandra\")";
         Error::new(ErrorKind::Invalid, message)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use dax::ids::{NodeName, VolumeName};
+    use dax::memory::MemoryCluster;
+
+    use super::*;
+
+    fn config(moves: u64) -> ClusterConfig {
+        let text = "name = \"north\"\nvolume = \"main\"\nzones = [\"localhost:1\"]\n";
+        let mut config = ClusterConfig::parse(text, None).unwrap();
+        config.moved = (moves > 0).then(|| moved(moves, "somewhere"));
+        config
+    }
+
+    fn moved(number: u64, volume: &str) -> Moved {
+        Moved {
+            number,
+            volume: VolumeName::new(volume).unwrap(),
+            key: None,
+            unix_ms: 0,
+        }
+    }
+
+    // A database that moves away and back: the record by which it left once does not lead away again.
+    #[tokio::test]
+    async fn the_newest_move_counts() {
+        let cluster = MemoryCluster::new(VolumeSettings::default());
+        let owner: Arc<dyn Storage> = cluster.client();
+        let there = async |moves| has_moved(&config(moves), owner.as_ref()).await.unwrap();
+        assert_eq!(there(0).await, None);
+        let left = moved(1, "branch");
+        // hazard: MOVE-1
+        assert!(left.store(owner.as_ref()).await.is_err(), "nobody owns it");
+        owner
+            .own_epoch(&NodeName::new("promote").unwrap())
+            .await
+            .unwrap();
+        left.store(owner.as_ref()).await.unwrap();
+        assert_eq!(there(0).await, Some(left));
+        assert_eq!(there(2).await, None, "it came back by move 2");
+        moved(3, "other").store(owner.as_ref()).await.unwrap();
+        assert_eq!(there(2).await, Some(moved(3, "other")));
+    }
+
+    #[test]
+    fn the_configuration_leads_to_where_the_database_is() {
+        let at_home = config(0);
+        assert_eq!((at_home.stored_in().as_str(), at_home.moves()), ("main", 0));
+        let away = config(4);
+        assert_eq!((away.stored_in().as_str(), away.moves()), ("somewhere", 4));
+        let client = away.client("test").unwrap();
+        assert_eq!(client.volume.as_str(), "somewhere");
     }
 }

@@ -40,6 +40,7 @@ async fn keeps_what_it_is_given(repository: &Repository) {
     let mine = cluster(7, 1);
     repository.belong_to("app", &mine).await.unwrap();
     repository.belong_to("app", &mine).await.unwrap();
+    // hazard: MOVE-3
     for (volume, other) in [
         ("app", cluster(8, 1)),
         ("app", cluster(7, 2)),

@@ -21,6 +21,7 @@ mod preparing;
 pub(crate) mod proxied;
 mod restart;
 mod scheduled;
+mod scrubbing;
 mod serving;
 
 use std::sync::Arc;
@@ -30,7 +31,7 @@ use std::time::Duration;
 use coordination::channel::{Notice, Request, ServerStarted, Trigger};
 use dax::forms::Forms;
 use dax::ids::{Epoch, NodeName};
-use dax::scrub::{self, Scrubber};
+use dax::scrub;
 use dax::storage::Storage;
 use mount::Mount;
 use parking_lot::Mutex;
@@ -137,13 +138,7 @@ impl Active {
         let claims = tokio::spawn(keeper.run());
         let (keeping, past) = past::keep(context, &self.view);
         let scrubbing = scrub::ScrubStatus::default();
-        let scrubber = Scrubber {
-            storage: self.storage.clone(),
-            scrubbed: self.view.clone(),
-            pace: context.config.storage.scrub_pace(),
-            told: Arc::clone(&scrubbing),
-        };
-        let scrubber = tokio::spawn(scrubber.run());
+        let scrubbers = scrubbing::start(context, &self.view, &scrubbing);
         let told = ActiveStatus {
             scrub: scrubbing,
             retained,
@@ -225,7 +220,7 @@ impl Active {
         guarding.abort();
         scheduled.abort();
         announcing.abort();
-        scrubber.abort();
+        drop(scrubbers);
         claims.abort();
         keeping.abort();
         let beating = beats.abort_handle();

@@ -24,7 +24,7 @@ use crate::stage::{Stage, TIMEOUT, program};
 pub const KEEP: &str = "keep = [\"all for 1h\"]";
 
 /// A branch that is served.
-struct Branch {
+pub struct Branch {
     name: &'static str,
     made: Value,
     server: Server,
@@ -44,7 +44,7 @@ pub fn command(stage: &Stage, arguments: &[&str]) -> Result<std::process::Output
 
 impl Branch {
     /// Makes a branch at a moment, and serves it.
-    async fn create(stage: &mut Stage, name: &'static str, at: &str) -> Result<Branch> {
+    pub async fn create(stage: &mut Stage, name: &'static str, at: &str) -> Result<Branch> {
         let directory = stage.path().join(name);
         let place = directory.display().to_string();
         let port = ports::free()?;
@@ -78,7 +78,7 @@ impl Branch {
     }
 
     /// A session, as soon as it is served.
-    async fn session(&self) -> Result<Client> {
+    pub async fn session(&self) -> Result<Client> {
         let deadline = Instant::now() + TIMEOUT;
         loop {
             match connect(&self.server.config()).await {
@@ -93,13 +93,13 @@ impl Branch {
         }
     }
 
-    async fn ledger(&self) -> Result<HashSet<(i32, i64)>> {
+    pub async fn ledger(&self) -> Result<HashSet<(i32, i64)>> {
         let rows = verify::ledger(&self.session().await?).await?;
         Ok(rows.into_iter().collect())
     }
 
     /// Ends its node.
-    fn stop(mut self) -> Result<()> {
+    pub fn stop(mut self) -> Result<()> {
         ensure!(self.node.terminate(TIMEOUT), "{} does not end", self.name);
         Ok(())
     }

@@ -1,5 +1,6 @@
 //! Clients of a proxy: what they see of takeovers and planned work.
 
+use std::collections::HashSet;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicI64, Ordering};
 use std::time::Duration;
@@ -19,6 +20,7 @@ use serde_json::Value;
 use tokio::task::JoinHandle;
 use tokio_postgres::Client;
 
+use crate::branched::KEEP;
 use crate::stage::{TIMEOUT, program};
 
 const SCALE: u32 = 1;
@@ -28,6 +30,7 @@ async fn start(scratch: &Scratch, settings: &[&str]) -> Result<(Cluster, Proxy)>
     let bin = programs::find(None)?;
     let mut options = Options::new(scratch.path(), &bin, program());
     options.heartbeat = "wide".into();
+    options.past.push(KEEP.to_owned());
     let mut cluster = Cluster::create(options)?;
     cluster.start().await?;
     let active = cluster.wait_active(TIMEOUT).await?;
@@ -60,6 +63,53 @@ async fn judge(cluster: &mut Cluster, proxy: &mut Proxy, load: Load) -> Result<u
     let failed: Vec<_> = checks.iter().filter(|check| !check.passed).collect();
     ensure!(failed.is_empty(), "{failed:#?}");
     Ok(history.count(Outcome::Refused) + history.count(Outcome::Unknown))
+}
+
+// hazard: MOVE-4
+#[tokio::test(flavor = "multi_thread")]
+#[ignore = "system test: make test-system"]
+async fn a_rewind_is_a_pause_and_later_commits_are_of_the_branch() -> Result<()> {
+    let scratch = Scratch::new("proxied-rewind")?;
+    let (mut cluster, mut proxy) = start(&scratch, &[]).await?;
+    let load = load(&proxy);
+    commits(&load, 100).await?;
+    let active = cluster.wait_active(TIMEOUT).await?;
+    let client = session::connect(&cluster.server(&active)?.config()).await?;
+    let position = client.query_one("SELECT pg_current_wal_insert_lsn()::text", &[]);
+    let position: String = position.await?.get(0);
+    drop(client);
+    commits(&load, 100).await?;
+    let config = cluster.node("north")?.config.display().to_string();
+    let secret = cluster.options().dir.join("zones.secret");
+    let secret = secret.display().to_string();
+    let place = ["--config", &config, "--secret-file", &secret];
+    let rewind = [&["rewind", "--json", "--to", &position], &place[..]].concat();
+    println!("{}", cluster.run(&rewind).await?);
+    let at_return: HashSet<_> = load
+        .history()
+        .commits()
+        .map(|one| (one.client, one.n))
+        .collect();
+    commits(&load, 200).await?;
+    let history = load.stop().await;
+    proxy.check_running()?;
+    let active = cluster.wait_active(TIMEOUT).await?;
+    let client = session::connect(&cluster.server(&active)?.config()).await?;
+    let rows: HashSet<_> = verify::ledger(&client).await?.into_iter().collect();
+    let lost = history.commits().map(|one| (one.client, one.n));
+    let lost: Vec<_> = lost
+        .filter(|one| !at_return.contains(one) && !rows.contains(one))
+        .collect();
+    ensure!(
+        lost.is_empty(),
+        "{lost:?} were acknowledged since the rewind"
+    );
+    ensure!(
+        at_return.iter().any(|one| !rows.contains(one)),
+        "nothing was rewound"
+    );
+    cluster.shutdown();
+    scratch.succeed()
 }
 
 #[tokio::test(flavor = "multi_thread")]

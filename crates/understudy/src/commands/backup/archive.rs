@@ -15,6 +15,7 @@ use backup::manifest::{self, Manifest};
 use backup::repository::Repository;
 use backup::source::Source;
 use coordination::records::{BackupState, Member, Record, RecordError, Role, unix_ms};
+use coordination::tier;
 use dax::ids::NodeName;
 use dax::storage::Storage;
 use parking_lot::Mutex;
@@ -244,6 +245,7 @@ impl Archive {
                 };
             }
             if looked.elapsed() > SAY_EVERY {
+                self.check_moved().await?;
                 self.look_after(&source, &archiver).await?;
                 looked = Instant::now();
             }
@@ -365,6 +367,7 @@ impl Archive {
         let name = self.said.lock().name();
         let (mut last, mut since) = (None, Instant::now());
         loop {
+            self.check_moved().await?;
             let seen = BackupState::load_named(storage, &name).await?;
             let sign = seen.as_ref().map(|state| (state.by.clone(), state.beat));
             let is_alive = last.is_some() && sign != last;
@@ -387,6 +390,19 @@ impl Archive {
                 return Ok(());
             }
             tokio::time::sleep(TRY_AGAIN).await;
+        }
+    }
+
+    /// Ends the archive of a volume that the database has left: what follows there is another history.
+    async fn check_moved(&self) -> anyhow::Result<()> {
+        let storage = self.registry.storage.as_ref();
+        match tier::has_moved(self.registry.config.cluster(), storage).await? {
+            None => Ok(()),
+            Some(moved) => Err(Error::NotOurs(format!(
+                "the database goes on in the volume {}: give that a repository of its own",
+                moved.volume
+            ))
+            .into()),
         }
     }
 

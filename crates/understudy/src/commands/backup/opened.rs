@@ -63,7 +63,7 @@ pub(super) async fn claim(
         return Err(Failure::new(Code::Usage, said).into());
     }
     let source = Source::claim(registry.storage.clone(), name, log_from).await?;
-    let volume = registry.config.cluster().volume.to_string();
+    let volume = registry.config.cluster().stored_in().to_string();
     repository
         .belong_to(&volume, &source.cluster().await?)
         .await?;

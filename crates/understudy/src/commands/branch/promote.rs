@@ -253,3 +253,72 @@ async fn is_served(storage: &Arc<dyn Storage>, after: Epoch) -> anyhow::Result<(
         tokio::time::sleep(LOOK_EVERY).await;
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use dax::memory::MemoryCluster;
+    use dax::storage::VolumeSettings;
+
+    use super::*;
+
+    async fn with_horizons(horizons: &[(u32, u64)]) -> Arc<dyn Storage> {
+        let cluster = MemoryCluster::new(VolumeSettings::default());
+        let owner: Arc<dyn Storage> = cluster.client();
+        owner
+            .own_epoch(&NodeName::new("north").unwrap())
+            .await
+            .unwrap();
+        for (epoch, xid) in horizons {
+            let horizon = serde_json::json!({ "epoch": epoch, "xid": xid });
+            let horizon: Horizon = serde_json::from_value(horizon).unwrap();
+            horizon.store(owner.as_ref()).await.unwrap();
+        }
+        owner
+    }
+
+    // hazard: MOVE-2
+    #[tokio::test]
+    async fn no_horizon_of_another_history_tells_of_a_commit_in_doubt() {
+        let database = with_horizons(&[(2, 100), (5, 300)]).await;
+        let branch = with_horizons(&[(3, 150), (5, 200)]).await;
+        forget_horizons(&database, &branch).await.unwrap();
+        let known = Horizon::known(branch.as_ref()).await.unwrap();
+        let epochs: Vec<u32> = known.iter().map(|horizon| horizon.epoch.0).collect();
+        assert_eq!(epochs, [1, 2, 3, 5], "the one of this command as well");
+        assert!(
+            known.iter().all(|horizon| horizon.xid.is_none()),
+            "{known:?}"
+        );
+    }
+
+    #[tokio::test]
+    async fn a_branch_that_somebody_serves_is_not_promoted() {
+        let branch = with_horizons(&[]).await;
+        let error = last_beat(&branch, "test").await.unwrap_err();
+        assert!(error.to_string().contains("no database"), "{error}");
+        let beat = |state| Heartbeat {
+            epoch: Epoch(1),
+            counter: 3,
+            node: NodeName::new("north").unwrap(),
+            synced_lsn: volume::lsn::Lsn(8),
+            journal_synced: 0,
+            timeline: 1,
+            starts: 0,
+            configured: 0,
+            interval_ms: 0,
+            state,
+        };
+        for state in [
+            ActiveState::Serving,
+            ActiveState::TakingOver,
+            ActiveState::PostgresDead,
+        ] {
+            beat(state).store(branch.as_ref()).await.unwrap();
+            let error = last_beat(&branch, "test").await.unwrap_err();
+            assert!(error.to_string().contains("served by north"), "{error}");
+        }
+        let released = ActiveState::Released { to: None };
+        beat(released).store(branch.as_ref()).await.unwrap();
+        assert_eq!(last_beat(&branch, "test").await.unwrap().counter, 3);
+    }
+}

@@ -1,0 +1,71 @@
+//! Scrubbers of the active: of its own volume, and of those that the database has left.
+//!
+//! The database's volume may be laid over one that it has left, and the nodes' configurations name such a one. Nobody serves them, so
+//! nobody else would bring a zone up to date that lost its disk.
+//!
+//! Invariant: the epoch of a volume that was left is owned once in the life of an active, and only while the volume says that the
+//! database is elsewhere. Whoever puts the database there again fences this, for good.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use coordination::config::ClusterConfig;
+use coordination::tier;
+use dax::ids::NodeName;
+use dax::scrub::{Pace, ScrubStatus, Scrubber};
+use tokio::task::JoinSet;
+use volume::active::ActiveView;
+
+use super::super::context::Context;
+
+/// The wait after an error of the zones.
+const TRY_AGAIN: Duration = Duration::from_secs(5);
+
+/// Starts them; they run until the set is dropped. `told` hears of the active's own volume.
+pub(super) fn start(context: &Context, view: &Arc<ActiveView>, told: &ScrubStatus) -> JoinSet<()> {
+    let pace = context.config.storage.scrub_pace();
+    let own = Scrubber {
+        storage: Arc::clone(view.storage()),
+        scrubbed: Arc::clone(view) as Arc<_>,
+        pace,
+        told: Arc::clone(told),
+    };
+    let mut scrubbers = JoinSet::new();
+    scrubbers.spawn(own.run());
+    let cluster = &context.config.cluster;
+    if cluster.moves() > 0 {
+        scrubbers.spawn(look_after_left(
+            cluster.clone(),
+            context.me.node.clone(),
+            pace,
+        ));
+    }
+    scrubbers
+}
+
+/// Scrubs each volume that the database has left on its way to where it is.
+async fn look_after_left(cluster: ClusterConfig, me: NodeName, pace: Pace) {
+    let left = loop {
+        match tier::left(&cluster, me.as_str()).await {
+            Ok(left) => break left,
+            Err(error) => {
+                tracing::info!(%error, "volumes that the database has left cannot be found; trying again")
+            }
+        }
+        tokio::time::sleep(TRY_AGAIN).await;
+    };
+    let mut scrubbers = JoinSet::new();
+    for storage in left {
+        match storage.own_epoch(&me).await {
+            Ok(_) => {
+                let mut scrubber = Scrubber::of_all_files(storage);
+                scrubber.pace = pace;
+                scrubbers.spawn(scrubber.run());
+            }
+            Err(error) => {
+                tracing::warn!(%error, "nobody looks after a volume that the database has left")
+            }
+        }
+    }
+    while scrubbers.join_next().await.is_some() {}
+}
