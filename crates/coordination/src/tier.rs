@@ -171,6 +171,7 @@ mod tests {
     }
 
     // A database that moves away and back: the record by which it left once does not lead away again.
+    // hazard: MOVE-1
     #[tokio::test]
     async fn the_newest_move_counts() {
         let cluster = MemoryCluster::new(VolumeSettings::default());
@@ -178,7 +179,6 @@ mod tests {
         let there = async |moves| has_moved(&config(moves), owner.as_ref()).await.unwrap();
         assert_eq!(there(0).await, None);
         let left = moved(1, "branch");
-        // hazard: MOVE-1
         assert!(left.store(owner.as_ref()).await.is_err(), "nobody owns it");
         owner
             .own_epoch(&NodeName::new("promote").unwrap())

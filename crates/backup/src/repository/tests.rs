@@ -40,7 +40,6 @@ async fn keeps_what_it_is_given(repository: &Repository) {
     let mine = cluster(7, 1);
     repository.belong_to("app", &mine).await.unwrap();
     repository.belong_to("app", &mine).await.unwrap();
-    // hazard: MOVE-3
     for (volume, other) in [
         ("app", cluster(8, 1)),
         ("app", cluster(7, 2)),
@@ -67,6 +66,7 @@ async fn keeps_what_it_is_given(repository: &Repository) {
     assert_eq!(repository.names("log").await.unwrap(), ["x/1-2"]);
 }
 
+// hazard: MOVE-3
 #[tokio::test]
 async fn a_directory_keeps_what_it_is_given() {
     let directory = tempfile::tempdir().unwrap();

@@ -131,7 +131,7 @@ pub struct Rewind {
     /// The zones' secret.
     #[command(flatten)]
     pub secret: ZonesSecret,
-    /// How long recovery may take.
+    /// Time that recovery may take.
     #[arg(long, value_name = "DURATION", default_value = "1h", value_parser = duration)]
     pub within: Duration,
     /// Print JSON.

@@ -73,7 +73,9 @@ async fn serve(
         let (party, handler) = (agent.party().clone(), agent.handler());
         let _rest = Rest::bind(&rest, &cluster, facts, party, handler).await?;
         match agent.run(asked_to_end.clone()).await {
-            Err(AgentError::Moved(volume)) => tracing::info!(%volume, "the agent begins anew"),
+            Err(AgentError::Moved(volume)) => {
+                tracing::info!(%volume, "the agent goes on in another volume")
+            }
             ended => return Ok(ended?),
         }
     }

@@ -96,7 +96,7 @@ fn hosts_engine(text: &str) -> bool {
 pub(super) struct Registry {
     /// The configuration, which leads to the volume that the database is in.
     pub config: AnyConfig,
-    /// What the file says of that.
+    /// The same as the file has it.
     named: ClusterConfig,
     /// A handle that owns no epoch.
     pub storage: Arc<dyn Storage>,

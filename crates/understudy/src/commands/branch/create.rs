@@ -36,7 +36,7 @@ const INCOMPLETE_BYTES: u64 = 1 << 20;
 const SETTINGS: &str = "# Of the branch: remove what it shall do as the database does, and restart it.\n\
     archive_mode = off\nmax_logical_replication_workers = 0\ncron.launch_active_jobs = off\n";
 
-/// What keeps a branch from doing what the database does.
+/// Purpose of a branch, which decides how quiet it is.
 pub(super) enum After {
     /// It does nothing in the name of the database.
     Quiet,
@@ -95,7 +95,7 @@ fn took(made: &Made, total_ms: u64) -> String {
 }
 
 impl Created {
-    /// What took how long, for people.
+    /// Durations of the parts, for people.
     pub(super) fn took(&self) -> String {
         took(&self.made, self.total_ms)
     }

@@ -15,7 +15,7 @@ use volume::past::Pin;
 
 pub(super) use self::rewind::run as rewind;
 
-use self::named::{claimant, find, in_volume, parent};
+use self::named::{claimant, find, in_volume, no_branch, parent};
 use super::registry::{Registry, in_time};
 use crate::cli;
 use crate::exit::{Code, Failure};
@@ -75,21 +75,6 @@ async fn list(args: cli::ListBranches) -> anyhow::Result<Code> {
         );
     }
     Ok(Code::Ok)
-}
-
-/// An interrupted command leaves something that has a name.
-fn drop_advice(name: &str) -> Code {
-    eprintln!(
-        "the branch {name} is not complete: understudy branch drop {name} removes what was made"
-    );
-    Code::Interrupted
-}
-
-fn no_branch(name: &str) -> anyhow::Error {
-    let said = format!("there is no branch {name}");
-    Failure::new(Code::Refused, said)
-        .advise("understudy branch list shows them.")
-        .into()
 }
 
 /// Removes the volume, the pin, and last the record. Each step can be repeated.

@@ -12,6 +12,7 @@ use dax::storage::Storage;
 
 use super::config::key_of;
 use crate::commands::registry::{Registry, in_time};
+use crate::exit::{Code, Failure};
 
 /// The branch with this name.
 pub(super) async fn find(storage: &Arc<dyn Storage>, name: &str) -> anyhow::Result<Option<Branch>> {
@@ -60,4 +61,20 @@ pub(super) async fn parent(
     }
     let there = in_volume(cluster, parent, secret)?;
     in_time(async { Ok(tier::connect(&there, "command").await?) }).await
+}
+
+/// An interrupted command leaves something that has a name: says how that is removed.
+pub(super) fn drop_advice(name: &str) -> Code {
+    eprintln!(
+        "the branch {name} is not complete: understudy branch drop {name} removes what was made"
+    );
+    Code::Interrupted
+}
+
+/// The refusal of a name that no branch has.
+pub(super) fn no_branch(name: &str) -> anyhow::Error {
+    let said = format!("there is no branch {name}");
+    Failure::new(Code::Refused, said)
+        .advise("understudy branch list shows them.")
+        .into()
 }

@@ -23,19 +23,18 @@ use dax::ids::{Epoch, NodeName};
 use dax::storage::Storage;
 use serde_json::json;
 
-use super::named::{find, in_volume};
-use super::no_branch;
+use super::named::{find, in_volume, no_branch};
 use crate::cli;
 use crate::commands::registry::{Registry, in_time};
 use crate::exit::{Code, Failure};
 
 /// Name of this command as an owner.
 const CLIENT: &str = "promote";
-/// How often nodes may be faster.
+/// Nodes may be faster so many times.
 const TRIES: u32 = 5;
 /// Takeovers of the database that may happen while a try is under way.
 const TAKEOVERS: u32 = 4;
-/// How long it is waited for a node that serves.
+/// Time to wait for a node that serves.
 const SERVED_WITHIN: Duration = Duration::from_secs(30);
 const LOOK_EVERY: Duration = Duration::from_millis(50);
 
@@ -48,7 +47,7 @@ pub(super) struct Promoted {
 }
 
 impl Promoted {
-    /// What a person wants to know.
+    /// Tells a person, with the way back.
     pub(super) fn print(&self, name: &str) {
         let served = match self.served_ms {
             Some(ms) => format!("served again after {:.1} s", ms as f64 / 1000.0),

@@ -3,7 +3,8 @@
 use serde_json::json;
 
 use super::create::{After, create};
-use super::{drop_advice, promote};
+use super::named::drop_advice;
+use super::promote;
 use crate::cli;
 use crate::commands::registry::Registry;
 use crate::exit::Code;
