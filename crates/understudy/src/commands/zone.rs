@@ -126,6 +126,18 @@ async fn exchange(args: &Exchanging, wanted: Wanted, careful: bool) -> anyhow::R
     let asking = &args.asking;
     let (registry, operator) = open(asking).await?;
     let cluster = registry.config.cluster();
+    if cluster.moves() > 0 {
+        let why = format!(
+            "the database is in the branch {} and needs the volumes that it left, whose zones nobody would exchange",
+            cluster.stored_in()
+        );
+        return Err(Failure::new(Code::Refused, why)
+            .advise(format!(
+                "Zones are exchanged while the database is in the volume {}.",
+                cluster.volume
+            ))
+            .into());
+    }
     let before = members(&operator, cluster).map_err(explain)?;
     let left = (before.members.len() + wanted.joining.len()).saturating_sub(wanted.leaving.len());
     if careful && left < SAFE_ZONES {

@@ -10,7 +10,7 @@ use serde_json::Value;
 
 use crate::backups::take_over;
 use crate::branched::{Branch, KEEP, acknowledged, command, number};
-use crate::operator::json;
+use crate::operator::{json, understudy};
 use crate::past::registry;
 use crate::slots::active;
 use crate::stage::{Stage, TIMEOUT};
@@ -144,6 +144,9 @@ async fn a_dropped_table_comes_back_by_a_rewind_and_the_rewind_is_undone() -> Re
     let dropped = command(&stage, &["branch", "drop", "above"])?;
     ensure!(dropped.status.success(), "{dropped:?}");
 
+    let config = stage.cluster.node("north")?.config.clone();
+    let exchanged = understudy(&["zone", "add", "127.0.0.1:1"], &config)?;
+    ensure!(exchanged.status.code() == Some(4), "{exchanged:?}");
     a_lost_disk_is_made_good(&mut stage).await?;
 
     let left = rewound["left"].as_str().context("a name")?.to_owned();

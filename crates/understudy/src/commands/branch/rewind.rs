@@ -1,5 +1,9 @@
 //! `understudy rewind`: a branch at the moment, in the place of the database.
 
+use std::fs::Permissions;
+use std::os::unix::fs::PermissionsExt;
+
+use anyhow::Context;
 use serde_json::json;
 
 use super::create::{After, create};
@@ -14,7 +18,15 @@ pub async fn run(args: cli::Rewind) -> anyhow::Result<Code> {
     let registry = Registry::open(&args.config).await?;
     let cluster = registry.config.cluster();
     let name = format!("rewind-{}", cluster.moves() + 1);
-    let directory = registry.postgres()?.paths.data().join(&name);
+    // Nobody else's, so that a second rewind that is refused leaves the first alone.
+    let data = registry.postgres()?.paths.data();
+    let place = tempfile::Builder::new()
+        .prefix("rewind-")
+        // PostgreSQL's user passes through.
+        .permissions(Permissions::from_mode(0o711))
+        .tempdir_in(data)
+        .with_context(|| format!("cannot make a directory in {}", data.display()))?;
+    let directory = place.path().to_owned();
     let branch = cli::CreateBranch {
         name: name.clone(),
         config: args.config.clone(),
@@ -30,10 +42,9 @@ pub async fn run(args: cli::Rewind) -> anyhow::Result<Code> {
         created = Box::pin(create(&registry, &branch, &directory, After::Database)) => created,
         () = crate::commands::process::interrupted() => return Ok(drop_advice(&name)),
     };
-    // It is the nodes' configurations by which the database is served.
-    let removed = std::fs::remove_dir_all(&directory);
     let created = created?;
-    if let Err(error) = removed {
+    // It is the nodes' configurations by which the database is served.
+    if let Err(error) = place.close() {
         tracing::warn!(%error, "cannot remove {}", directory.display());
     }
     let secret = args.secret.secret_file.as_deref();
