@@ -119,7 +119,8 @@ pub(super) async fn exchange(
         };
         vacant.store(target.as_ref()).await?;
         tries -= 1;
-        match leave(cluster, &there, epoch, &me).await {
+        let source = tier::connect(cluster, CLIENT).await?;
+        match leave(source.as_ref(), cluster, &there, epoch, &me).await {
             Ok(()) => break (target, epoch),
             Err(error) if error.is_fenced() && tries > 0 => {
                 tracing::info!(%error, "a node was faster: trying again");
@@ -201,20 +202,32 @@ async fn own_above(
     }
 }
 
-/// Has the database leave its volume: from when this owns the epoch nobody serves there, and whoever would take over finds the record.
+/// Has the database leave its volume: from when `source` owns the epoch nobody serves there, and whoever would take over finds the
+/// record. Whoever moves it at the same time owns an epoch before this one, and is seen, or a later one, and fences this.
 async fn leave(
-    cluster: &ClusterConfig,
+    source: &dyn Storage,
+    from: &ClusterConfig,
     there: &ClusterConfig,
     epoch: Epoch,
     me: &NodeName,
-) -> Result<(), RecordError> {
-    let source = tier::connect(cluster, CLIENT).await?;
+) -> dax::Result<()> {
     if source.own_epoch(me).await? >= epoch {
         let said = "nodes took over many times meanwhile";
-        return Err(dax::Error::new(ErrorKind::Fenced, said).into());
+        return Err(dax::Error::new(ErrorKind::Fenced, said));
+    }
+    if let Some(other) = tier::has_moved(from, source).await? {
+        let _ = source.release().await;
+        let said = format!(
+            "the database was moved to the volume {} meanwhile",
+            other.volume
+        );
+        return Err(dax::Error::new(ErrorKind::Conflict, said));
     }
     if let Some(moved) = &there.moved {
-        moved.store(source.as_ref()).await?;
+        moved.store(source).await.map_err(|error| match error {
+            RecordError::Storage(error) => error,
+            other => dax::Error::with_source(ErrorKind::Corrupt, "the record \"moved\"", other),
+        })?;
     }
     let _ = source.release().await;
     Ok(())
@@ -255,6 +268,7 @@ async fn is_served(storage: &Arc<dyn Storage>, after: Epoch) -> anyhow::Result<(
 
 #[cfg(test)]
 mod tests {
+    use dax::ids::VolumeName;
     use dax::memory::MemoryCluster;
     use dax::storage::VolumeSettings;
 
@@ -288,6 +302,28 @@ mod tests {
             known.iter().all(|horizon| horizon.xid.is_none()),
             "{known:?}"
         );
+    }
+
+    // hazard: MOVE-6
+    #[tokio::test]
+    async fn of_two_that_move_the_database_at_once_one_is_refused() {
+        let text = "name = \"north\"\nvolume = \"main\"\nzones = [\"localhost:1\"]\n";
+        let from = ClusterConfig::parse(text, None).unwrap();
+        let to = |volume: &str| in_volume(&from, &VolumeName::new(volume).unwrap(), None).unwrap();
+        let (one, other) = (to("one"), to("other"));
+        let volume = MemoryCluster::new(VolumeSettings::default());
+        let me = NodeName::new(CLIENT).unwrap();
+        let leave = async |there: &ClusterConfig, epoch| {
+            let source = volume.client();
+            leave(source.as_ref(), &from, there, Epoch(epoch), &me).await
+        };
+        let low = leave(&one, 1).await.unwrap_err();
+        assert!(low.is_fenced(), "a branch whose epoch is not above: {low}");
+        leave(&one, 9).await.unwrap();
+        let second = leave(&other, 9).await.unwrap_err();
+        assert_eq!(second.kind(), ErrorKind::Conflict, "{second}");
+        let there = tier::has_moved(&from, volume.client().as_ref()).await;
+        assert_eq!(there.unwrap(), one.moved);
     }
 
     #[tokio::test]
