@@ -303,6 +303,14 @@ impl ClusterConfig {
             .map_or(&self.volume, |moved| &moved.volume)
     }
 
+    /// The same for a database that has moved there; for the volume that the file names, if that is `None`.
+    pub fn moved_to(&self, moved: Option<Moved>) -> ClusterConfig {
+        ClusterConfig {
+            moved,
+            ..self.clone()
+        }
+    }
+
     /// How often the database has moved to where it is.
     pub fn moves(&self) -> u64 {
         self.moved.as_ref().map_or(0, |moved| moved.number)

@@ -68,6 +68,19 @@ impl RecordError {
     }
 }
 
+/// For those who know errors of the storage tier alone: what is stored and cannot be understood is corrupt.
+impl From<RecordError> for dax::Error {
+    fn from(error: RecordError) -> dax::Error {
+        match error {
+            RecordError::Storage(error) => error,
+            RecordError::Damaged { ref name, .. } => {
+                let message = format!("the record \"{name}\"");
+                dax::Error::with_source(dax::ErrorKind::Corrupt, message, error)
+            }
+        }
+    }
+}
+
 /// Now, in Unix milliseconds, as records carry it for people; nothing is decided by it.
 pub fn unix_ms() -> u64 {
     let since = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH);

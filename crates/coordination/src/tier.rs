@@ -7,7 +7,7 @@ use dax::error::{Error, ErrorKind};
 use dax::storage::{Storage, VolumeSettings};
 
 use crate::config::ClusterConfig;
-use crate::records::{Moved, Record, RecordError};
+use crate::records::{Moved, Record};
 
 /// Opens the volume; the handle owns no epoch. `client_name` is for the zone servers' logs.
 ///
@@ -38,12 +38,8 @@ pub async fn current(
 /// # Errors
 /// As [`current`].
 pub async fn left(config: &ClusterConfig, client_name: &str) -> dax::Result<Vec<Arc<dyn Storage>>> {
-    let named = ClusterConfig {
-        moved: None,
-        ..config.clone()
-    };
     let mut left: Vec<(ClusterConfig, Arc<dyn Storage>)> = Vec::new();
-    for (config, storage) in way(&named, client_name).await? {
+    for (config, storage) in way(&config.moved_to(None), client_name).await? {
         left.retain(|(other, _)| other.stored_in() != config.stored_in());
         left.push((config, storage));
     }
@@ -63,7 +59,7 @@ async fn way(
         let moved = has_moved(&config, storage.as_ref()).await?;
         way.push((config.clone(), storage));
         match moved {
-            Some(moved) => config.moved = Some(moved),
+            Some(moved) => config = config.moved_to(Some(moved)),
             None => return Ok(way),
         }
     }
@@ -77,10 +73,7 @@ pub async fn has_moved(
     config: &ClusterConfig,
     storage: &dyn Storage,
 ) -> dax::Result<Option<Moved>> {
-    let moved = Moved::load(storage).await.map_err(|error| match error {
-        RecordError::Storage(error) => error,
-        damaged => Error::with_source(ErrorKind::Corrupt, "the record \"moved\"", damaged),
-    })?;
+    let moved = Moved::load(storage).await?;
     Ok(moved.filter(|moved| moved.number > config.moves()))
 }
 

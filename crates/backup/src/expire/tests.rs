@@ -336,7 +336,7 @@ async fn what_is_damaged_is_set_aside_and_written_again() {
 }
 
 proptest! {
-    #![proptest_config(ProptestConfig::with_cases(16))]
+    #![proptest_config(ProptestConfig::with_cases(40))]
 
     /// Histories of all steps in any order: images that stay are whole, rules are kept, and in the end nothing is left over.
     // hazard: BACKUP-5

@@ -328,7 +328,8 @@ async fn follow(
         return Ok(None);
     };
     tracing::info!(volume = %moved.volume, "the database goes on in another volume");
-    tier::current(from, from.name.as_str()).await.map(Some)
+    let to = from.moved_to(Some(moved));
+    tier::current(&to, from.name.as_str()).await.map(Some)
 }
 
 async fn look(registry: &dyn Storage) -> Result<Look, RecordError> {

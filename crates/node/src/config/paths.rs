@@ -37,7 +37,7 @@ impl Paths {
     }
 
     /// Where a new database is made before it is copied into the volume.
-    pub fn initdb(&self) -> PathBuf {
+    pub(crate) fn initdb(&self) -> PathBuf {
         self.data.join("initdb")
     }
 

@@ -104,8 +104,10 @@ struct Shared {
 impl Shared {
     /// Connects to the zones when somebody asks first.
     async fn storage(&self) -> Result<&Arc<dyn Storage>, Refusal> {
-        let current = async || tier::current(&self.cluster, self.cluster.name.as_str()).await;
-        let connect = async || current().await.map(|(_, storage)| storage);
+        let connect = async || {
+            let current = tier::current(&self.cluster, self.cluster.name.as_str()).await;
+            current.map(|(_, storage)| storage)
+        };
         let connected = self.storage.get_or_try_init(connect).await;
         connected.map_err(unavailable)
     }

@@ -74,9 +74,7 @@ impl AnyConfig {
             AnyConfig::Engine(config) => &config.cluster,
         }
     }
-}
 
-impl AnyConfig {
     fn cluster_mut(&mut self) -> &mut ClusterConfig {
         match self {
             AnyConfig::Postgres(config) => &mut config.cluster,
@@ -96,8 +94,6 @@ fn hosts_engine(text: &str) -> bool {
 pub(super) struct Registry {
     /// The configuration, which leads to the volume that the database is in.
     pub config: AnyConfig,
-    /// The same as the file has it.
-    named: ClusterConfig,
     /// A handle that owns no epoch.
     pub storage: Arc<dyn Storage>,
 }
@@ -106,30 +102,26 @@ impl Registry {
     /// Connects to the storage tier of the configuration file.
     pub(super) async fn open(file: &Path) -> anyhow::Result<Registry> {
         let mut config = AnyConfig::load(file)?;
-        let named = config.cluster().clone();
-        let client = coordination::tier::current(&named, CLIENT);
-        let storage = match (tokio::time::timeout(TIMEOUT, client).await, &named.store) {
-            (Ok(current), _) => {
-                let (cluster, storage) = current?;
-                *config.cluster_mut() = cluster;
-                storage
-            }
+        let cluster = config.cluster();
+        let client = coordination::tier::current(cluster, CLIENT);
+        let current = match (tokio::time::timeout(TIMEOUT, client).await, &cluster.store) {
+            (Ok(current), _) => current?,
             (Err(_), None) => return Err(no_zones().into()),
             (Err(_), Some(_)) => return Err(no_cassandra().into()),
         };
-        Ok(Registry {
-            config,
-            named,
-            storage,
-        })
+        let (cluster, storage) = current;
+        *config.cluster_mut() = cluster;
+        Ok(Registry { config, storage })
     }
 
     /// The volume that the configuration names, whichever the database is in. Its registry has the names of branches.
     pub(super) async fn named(&self) -> anyhow::Result<Arc<dyn Storage>> {
-        if self.config.cluster().stored_in() == &self.named.volume {
+        let cluster = self.config.cluster();
+        if *cluster.stored_in() == cluster.volume {
             return Ok(Arc::clone(&self.storage));
         }
-        in_time(async { Ok(coordination::tier::connect(&self.named, CLIENT).await?) }).await
+        let named = cluster.moved_to(None);
+        in_time(async { Ok(coordination::tier::connect(&named, CLIENT).await?) }).await
     }
 
     /// The configuration of a node with PostgreSQL.

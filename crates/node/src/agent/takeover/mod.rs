@@ -127,8 +127,10 @@ pub(crate) async fn fence(
     }
     let epoch = storage.own_epoch(&context.me.node).await?;
     // Who moves the database owned an epoch before this one, or is refused.
-    context.check_moved(storage.as_ref()).await?;
-    let last = Heartbeat::load(storage.as_ref()).await?;
+    let stays = context.check_moved(storage.as_ref());
+    let (stays, last) = tokio::join!(stays, Heartbeat::load(storage.as_ref()));
+    stays?;
+    let last = last?;
     if let Some(last) = last.as_ref().filter(|last| last.epoch > followed) {
         // A race in which that one was first, and has been fenced by this node. Nobody serves now, so it is no reason to
         // follow anybody; but what that one wrote is not what this node has followed.

@@ -42,10 +42,7 @@ pub(super) fn in_volume(
         key,
         unix_ms: unix_ms(),
     };
-    Ok(ClusterConfig {
-        moved: Some(moved),
-        ..cluster.clone()
-    })
+    Ok(cluster.moved_to(Some(moved)))
 }
 
 /// A handle to the volume that the image of a branch is of.

@@ -14,8 +14,7 @@ use std::time::{Duration, Instant};
 
 use coordination::config::ClusterConfig;
 use coordination::records::{
-    ActiveState, Branch, BranchState, Control, Heartbeat, Horizon, Moved, Record, RecordError,
-    unix_ms,
+    ActiveState, Branch, BranchState, Control, Heartbeat, Horizon, Moved, Record, unix_ms,
 };
 use coordination::tier;
 use dax::error::ErrorKind;
@@ -224,10 +223,7 @@ async fn leave(
         return Err(dax::Error::new(ErrorKind::Conflict, said));
     }
     if let Some(moved) = &there.moved {
-        moved.store(source).await.map_err(|error| match error {
-            RecordError::Storage(error) => error,
-            other => dax::Error::with_source(ErrorKind::Corrupt, "the record \"moved\"", other),
-        })?;
+        moved.store(source).await?;
     }
     let _ = source.release().await;
     Ok(())
