@@ -28,6 +28,8 @@ pub mod log;
 pub mod manifest;
 pub mod repository;
 pub mod restore;
+#[cfg(test)]
+mod simulation;
 pub mod source;
 pub mod timeline;
 pub mod tip;

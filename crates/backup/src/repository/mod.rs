@@ -95,6 +95,17 @@ impl Repository {
         })
     }
 
+    /// One without encryption in a store that a test made.
+    #[cfg(test)]
+    pub(crate) fn over(store: Arc<dyn ObjectStore>) -> Repository {
+        Repository {
+            place: store.to_string(),
+            store,
+            cipher: None,
+            id: Arc::default(),
+        }
+    }
+
     /// The owner; `None` if the repository is new.
     ///
     /// # Errors
