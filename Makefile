@@ -11,7 +11,7 @@ DEMO = $(CARGO) build --profile demo --locked -p understudy --no-default-feature
 DEMO_PROGRAM = "$$(scripts/target-dir)"/demo/understudy demo
 
 .DEFAULT_GOAL := help
-.PHONY: help packages build deb demo demo-proxy demo-mirror demo-vm demo-mariadb bench bench-peers check sim sim-zones sim-cassandra sim-standby sim-node sim-proxy sim-mirror sim-vm test test-unit test-system \
+.PHONY: help packages build deb demo demo-past demo-proxy demo-mirror demo-vm demo-mariadb bench bench-peers check sim sim-zones sim-cassandra sim-standby sim-node sim-proxy sim-mirror sim-vm test test-unit test-system \
 	test-versions test-mirror-regress test-upgrade test-servers test-debezium test-vm test-package test-cassandra test-drivers test-suites test-crowd clean
 
 help: ## List what there is to run.
@@ -32,6 +32,11 @@ demo: ## Kill a busy PostgreSQL, and see another one take over. DEMO_ARGS="--dur
 	@scripts/packages --demo
 	@$(DEMO)
 	@$(DEMO_PROGRAM) $(DEMO_ARGS)
+
+demo-past: ## Drop a table under load, and get it back by a branch, a restore and a rewind.
+	@scripts/packages --demo
+	@$(DEMO) --features backup
+	@$(DEMO_PROGRAM) --past $(DEMO_ARGS)
 
 demo-proxy: packages ## The same with clients that go through a proxy: a takeover is a pause.
 	@$(DEMO) --features proxy

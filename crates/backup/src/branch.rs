@@ -21,11 +21,8 @@ use volume::lsn::Lsn;
 
 use crate::create::{files_of, is_unlogged};
 use crate::error::{Error, Result};
-use crate::restore::{Place, Target, settings};
+use crate::restore::{NO_MORE_LOG, Place, Target, settings};
 use crate::source::{Shown, Source};
-
-/// A program that finds nothing: all log is there already.
-const NO_MORE_LOG: &str = "false";
 
 /// A moment of a volume.
 #[derive(Debug, Clone, PartialEq, Eq)]

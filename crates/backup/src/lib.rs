@@ -17,6 +17,7 @@
 //! was asked to end, or is an error.
 
 pub mod archive;
+pub mod beneath;
 pub mod branch;
 pub mod changes;
 pub mod config;

@@ -75,6 +75,11 @@ impl Plan {
         self.target == Target::Latest
     }
 
+    /// Manifest of the image.
+    pub fn manifest(&self) -> &Manifest {
+        &self.manifest
+    }
+
     /// The major version of the server that can start from it.
     pub fn server(&self) -> &str {
         &self.manifest.server
@@ -185,6 +190,18 @@ pub async fn plan(
     }))
 }
 
+/// Contents of the directory that is made.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Parts {
+    /// A whole data directory, which a server starts from.
+    Everything,
+    /// Everything but the files whose blocks a volume has from the image; the log is where a server looks for it first.
+    AllButBlocks,
+}
+
+/// A program that finds nothing: all log is there already.
+pub(crate) const NO_MORE_LOG: &str = "false";
+
 /// Makes the directory, which must be empty or not there. Its files belong to `owner`, if one is given.
 ///
 /// # Errors
@@ -193,6 +210,7 @@ pub async fn plan(
 pub async fn restore(
     repository: &Repository,
     plan: &Plan,
+    parts: Parts,
     directory: &Path,
     owner: Option<(Uid, Gid)>,
     mut tell: impl FnMut(u64, u64),
@@ -206,25 +224,30 @@ pub async fn restore(
         place.directory(&one.path)?;
     }
     place.server_directories(&PostgresLayout::new(control.segment_size))?;
-    let size = manifest.size_bytes();
+    let wanted = |file: &&File| parts == Parts::Everything || file.id.is_none();
+    let files = manifest.files.iter().filter(wanted);
+    let size = files.clone().map(|file| file.size_bytes).sum();
     let mut done = 0;
     // Most files are small, and each waits for the repository.
-    let files = manifest.files.iter();
     let mut files = stream::iter(files.map(|file| restore_file(repository, &place, file)))
         .buffer_unordered(FILES_AT_ONCE);
     while let Some(size_bytes) = files.try_next().await? {
         done += size_bytes;
         tell(done, size);
     }
-    place.directory(LOG_DIRECTORY)?;
-    restore_log(repository, plan, &place).await?;
+    let (log, command) = match parts {
+        Parts::Everything => (LOG_DIRECTORY, copy_from(&place.root.join(LOG_DIRECTORY))),
+        Parts::AllButBlocks => (LOG, NO_MORE_LOG.to_owned()),
+    };
+    place.directory(log)?;
+    restore_log(repository, plan, &place, log).await?;
     let in_recovery = ControlFile::in_archive_recovery(&manifest.control, manifest.end)
         .map_err(|error| Error::damaged(format!("images/{}", plan.image), error))?;
     place.write(CONTROL_FILE, &in_recovery)?;
     place.append(
         "postgresql.auto.conf",
         &settings(
-            &copy_from(&place.root.join(LOG_DIRECTORY)),
+            &command,
             plan.log.history.timeline(),
             &plan.target,
             control.capacity,
@@ -268,13 +291,18 @@ async fn restore_file(repository: &Repository, place: &Place, file: &File) -> Re
     Ok(at)
 }
 
-async fn restore_log(repository: &Repository, plan: &Plan, place: &Place) -> Result<()> {
+async fn restore_log(
+    repository: &Repository,
+    plan: &Plan,
+    place: &Place,
+    directory: &str,
+) -> Result<()> {
     let Log { index, history } = &plan.log;
     let size = plan.manifest.segment_size()?;
     let segments = index.files(history, plan.manifest.redo, plan.log_end);
     let restore = |segment: SegmentName| async move {
         let bytes = repository.segment(index, segment).await?;
-        let path = format!("{LOG_DIRECTORY}/{}", segment.file_name(size));
+        let path = format!("{directory}/{}", segment.file_name(size));
         place.write(&path, &bytes)
     };
     let mut segments = stream::iter(segments)
@@ -285,7 +313,7 @@ async fn restore_log(repository: &Repository, plan: &Plan, place: &Place) -> Res
     for timeline in index.histories() {
         let text = repository.history_file(timeline).await?;
         place.write(
-            &format!("{LOG_DIRECTORY}/{}", timeline.history_file_name()),
+            &format!("{directory}/{}", timeline.history_file_name()),
             &text,
         )?;
     }

@@ -7,7 +7,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use bytes::{Bytes, BytesMut};
-use coordination::records::{ActiveState, Cluster, Heartbeat, Record};
+use coordination::records::{ActiveState, Cluster, Filling, Heartbeat, Record};
 use dax::ids::{BlockKey, Epoch, FileId, Generation, NodeName};
 use dax::storage::{Lineage, Storage, VolumeSettings};
 use futures_util::{StreamExt, TryStreamExt, stream};
@@ -32,6 +32,8 @@ const READS_AT_ONCE: usize = 32;
 const BEATS_EVERY: Duration = Duration::from_millis(20);
 const BEATS_WITHIN: Duration = Duration::from_secs(60);
 const NOBODY_ANNOUNCES: &str = "nobody serves the database, so nobody says how far its log goes: start a node, or name a position";
+const NOT_FILLED: &str =
+    "the volume is being filled from a repository: wait until understudy status says no more of it";
 const NOT_MADE: &str = "the database was not made yet: understudy init makes it";
 
 /// How far the log is known to be durable.
@@ -90,6 +92,10 @@ impl Source {
         seal: Seal,
         log_from: Option<Lsn>,
     ) -> Result<Source> {
+        let filling = Filling::load(storage.as_ref()).await?;
+        if filling.is_some_and(|filling| !filling.done) {
+            return Err(Error::Refused(NOT_FILLED.to_owned()));
+        }
         let watch = ClaimWatch::begin(&storage, node.clone()).await?;
         let base = Base::load(&storage, &seal).await?;
         let control = parse_control(&seal)?;

@@ -1,6 +1,6 @@
 //! The registry records that nodes share, and how they are read and written.
 //!
-//! Owns the JSON forms of `backup/<name>`, `cluster`, `engine`, `forms`, `heartbeat`, `node/<name>`, `history/<n>`,
+//! Owns the JSON forms of `backup/<name>`, `cluster`, `engine`, `filling`, `forms`, `heartbeat`, `node/<name>`, `history/<n>`,
 //! `horizon/<epoch>` and `control` (`volume` and `seals` belong to the volume, `claim/<name>` to the standby view; `probe/<name>` says
 //! nothing). Each record has one writer: the epoch's owner, or the node that it is about; [`control`] says how operators share theirs. Fields that a reader does not know are
 //! ignored and those that are missing take a default, so that nodes of two versions can work
@@ -11,6 +11,7 @@ mod branch;
 mod cluster;
 mod control;
 mod engine;
+mod filling;
 mod forms;
 mod heartbeat;
 mod history;
@@ -33,6 +34,7 @@ pub use branch::{Branch, BranchState};
 pub use cluster::Cluster;
 pub use control::{Control, EditError, Paused, ScheduledSwitchover, edit_control};
 pub use engine::EngineFacts;
+pub use filling::Filling;
 pub use forms::{NotRaised, check_raise, finish_upgrade, raise_forms, written_forms};
 pub use heartbeat::{ActiveState, Heartbeat};
 pub use history::{

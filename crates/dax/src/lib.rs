@@ -28,6 +28,7 @@
 //! assert!(settings.check().is_ok());
 //! ```
 
+pub mod beneath;
 pub mod client;
 #[cfg(any(test, feature = "conformance"))]
 #[allow(clippy::unwrap_used, reason = "a test suite, for others to run")]

@@ -2,6 +2,8 @@
 
 use serde::{Deserialize, Serialize};
 
+use crate::ids::VolumeName;
+
 /// Counts what a volume's clients, all together, made a replica do.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Traffic {
@@ -28,8 +30,17 @@ impl Traffic {
     }
 }
 
+/// A volume that shares blocks with another one: it is laid over it, below it, or over the same one.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Relative {
+    /// Its name.
+    pub volume: VolumeName,
+    /// Bytes of its own blocks.
+    pub used_bytes: u64,
+}
+
 /// Contents and work of one replica for a volume.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Usage {
     /// Versions of blocks that are stored.
     pub blocks: u64,
@@ -44,6 +55,9 @@ pub struct Usage {
     /// Versions of blocks that are stored because an image shows them, each with a newer one beside it.
     #[serde(default)]
     pub past_blocks: u64,
+    /// The volumes that share blocks with it, in the order of their names.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub relatives: Vec<Relative>,
 }
 
 impl Usage {

@@ -331,7 +331,10 @@ impl Receiver {
                 self.conn.knows(version);
                 Ok(())
             }
-            Request::Usage => self.answer(id, &Response::Usage(volume.usage())),
+            Request::Usage => {
+                let usage = self.shared.volumes.usage(&volume);
+                self.answer(id, &Response::Usage(usage))
+            }
             Request::Read { key, up_to } => {
                 let job = ReadJob {
                     conn: self.conn.clone(),

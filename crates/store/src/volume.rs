@@ -14,7 +14,7 @@ use dax::ids::Epoch;
 use dax::ids::{BlockKey, VolumeName};
 use dax::membership::Membership;
 use dax::sightings::{Runs, Sightings};
-use dax::storage::{EpochGrant, Retention, Traffic, Usage, VolumeSettings};
+use dax::storage::{EpochGrant, Relative, Retention, Traffic, Usage, VolumeSettings};
 use parking_lot::{Mutex, MutexGuard, RwLock};
 
 use crate::engine::{Engine, EngineError};
@@ -222,7 +222,7 @@ impl Volume {
     }
 
     /// What is kept of it, and done for it.
-    pub fn usage(&self) -> Usage {
+    fn usage(&self) -> Usage {
         let (since_start, recent, window) = self.meter.lock().read(self.opened.elapsed());
         Usage {
             blocks: self.slots(),
@@ -230,6 +230,7 @@ impl Volume {
             since_start,
             recent,
             past_blocks: self.past_blocks.load(Ordering::Relaxed),
+            relatives: Vec::new(),
             recent_ms: u32::try_from(window.as_millis()).unwrap_or(u32::MAX),
         }
     }
@@ -419,6 +420,34 @@ impl Volumes {
     /// All of them.
     pub fn all(&self) -> Vec<Arc<Volume>> {
         self.by_name.read().values().cloned().collect()
+    }
+
+    /// Usage of a volume, and of those that it shares blocks with.
+    pub fn usage(&self, volume: &Volume) -> Usage {
+        let mut usage = volume.usage();
+        let parent = |name: &VolumeName| {
+            let layer = self.get(name)?.settings.layer.clone();
+            layer.map(|layer| layer.parent)
+        };
+        let mut first = volume.name.clone();
+        while let Some(below) = parent(&first) {
+            first = below;
+        }
+        let mut family = BTreeSet::new();
+        let mut next = vec![first];
+        while let Some(name) = next.pop() {
+            next.extend(self.over(&name));
+            family.insert(name);
+        }
+        family.remove(&volume.name);
+        let relatives = family.into_iter().filter_map(|name| self.get(&name));
+        usage.relatives = relatives
+            .map(|relative| Relative {
+                volume: relative.name.clone(),
+                used_bytes: relative.used_bytes(),
+            })
+            .collect();
+        usage
     }
 
     /// Names of the volumes that lie over one.

@@ -4,6 +4,7 @@
 //! with zones that are away. Then the process begins again, and everything is as if nothing had happened.
 
 mod database;
+mod filled;
 mod store;
 
 use std::path::Path;
@@ -21,7 +22,7 @@ use crate::error::{Error, Result};
 use crate::expire::{Policy, expire};
 use crate::manifest;
 use crate::repository::Repository;
-use crate::restore::{Target, plan, restore};
+use crate::restore::{Parts, Target, plan, restore};
 use crate::source::Source;
 use crate::verify::verify;
 
@@ -76,7 +77,15 @@ async fn restored(database: &Database, repository: &Repository) -> Result<bool> 
     let plan = plan(repository, Target::Latest, None, None).await?;
     let place = tempfile::tempdir().unwrap();
     let directory = place.path().join("then");
-    let done = restore(repository, &plan, &directory, None, |_, _| ()).await;
+    let done = restore(
+        repository,
+        &plan,
+        Parts::Everything,
+        &directory,
+        None,
+        |_, _| (),
+    )
+    .await;
     let is_whole = directory.join("recovery.signal").exists();
     assert_eq!(done.is_ok(), is_whole, "nothing starts from a half");
     done?;

@@ -42,6 +42,9 @@ pub struct Branch {
     /// The pin that keeps its image, once that is known.
     #[serde(default)]
     pub pin: Option<String>,
+    /// The volume was made for this branch alone, and goes with it: it has an image of a repository.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub owns_parent: bool,
     /// The moment that was asked for.
     pub at: String,
     /// The log of the parent that it has ends here, once that is known.
@@ -49,9 +52,17 @@ pub struct Branch {
     pub end: Option<Lsn>,
     /// When it was made, Unix milliseconds.
     pub created_unix_ms: u64,
+    /// When it need not be kept any more, Unix milliseconds; `None` if it is kept until somebody drops it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub expires_unix_ms: Option<u64>,
 }
 
 impl Branch {
+    /// True if it need not be kept any more.
+    pub fn is_expired(&self, now_unix_ms: u64) -> bool {
+        self.expires_unix_ms.is_some_and(|at| at <= now_unix_ms)
+    }
+
     /// Name of the record of the branch with this name.
     pub fn record_name(name: &str) -> String {
         format!("{}{name}", Self::PREFIX)

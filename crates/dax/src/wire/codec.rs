@@ -8,7 +8,7 @@ use crate::error::{Error, ErrorKind, Result};
 use crate::ids::{BlockIndex, BlockKey, Epoch, FileId, Generation, StoreId, Version, VolumeName};
 use crate::layer::Layer;
 use crate::storage::{
-    EpochGrant, Lineage, Protocol, Retention, Span, Traffic, Usage, VolumeSettings,
+    EpochGrant, Lineage, Protocol, Relative, Retention, Span, Traffic, Usage, VolumeSettings,
 };
 
 /// Writes values at the end of a buffer.
@@ -104,8 +104,15 @@ impl Encoder<'_> {
         self.traffic(&v.recent);
         self.u32(v.recent_ms);
         // Since protocol 6, and only if there are any: what is decoded is encoded in as many bytes.
-        if v.past_blocks > 0 {
+        if v.past_blocks > 0 || !v.relatives.is_empty() {
             self.u64(v.past_blocks);
+        }
+        if !v.relatives.is_empty() {
+            self.len(v.relatives.len());
+            for relative in &v.relatives {
+                self.text(relative.volume.as_str());
+                self.u64(relative.used_bytes);
+            }
         }
     }
     fn traffic(&mut self, v: &Traffic) {
@@ -294,7 +301,22 @@ impl Decoder {
             recent_ms: self.u32()?,
             // Since protocol 6.
             past_blocks: if self.0.is_empty() { 0 } else { self.u64()? },
+            relatives: if self.0.is_empty() {
+                Vec::new()
+            } else {
+                self.relatives()?
+            },
         })
+    }
+
+    fn relatives(&mut self) -> Result<Vec<Relative>> {
+        let relative = |frame: &mut Self| {
+            Ok(Relative {
+                volume: frame.volume()?,
+                used_bytes: frame.u64()?,
+            })
+        };
+        (0..self.count(12)?).map(|_| relative(self)).collect()
     }
 
     fn traffic(&mut self) -> Result<Traffic> {

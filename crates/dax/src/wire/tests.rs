@@ -2,7 +2,8 @@ use std::path::{Path, PathBuf};
 
 use super::samples::{KEY, VERSION, requests, responses};
 use super::*;
-use crate::ids::{Epoch, FileId};
+use crate::ids::{Epoch, FileId, VolumeName};
+use crate::storage::{Relative, Usage};
 use crate::writer::packing::piece;
 use bytes::BytesMut;
 use proptest::prelude::*;
@@ -167,6 +168,25 @@ fn a_checksum_covers_the_name_and_the_bytes() {
         ..block
     };
     assert!(!other.is_intact(KEY));
+}
+
+#[test]
+fn volumes_that_share_blocks_are_told_with_the_usage() {
+    let relative = |name: &str| Relative {
+        volume: VolumeName::new(name).unwrap(),
+        used_bytes: 7,
+    };
+    for past_blocks in [0, 9] {
+        let usage = Response::Usage(Usage {
+            past_blocks,
+            relatives: vec![relative("main"), relative("main-test")],
+            ..Usage::default()
+        });
+        let bytes = Bytes::from(on_the_wire(&usage.encode(1, &mut BytesMut::new())));
+        let (_, read) = Response::decode(bytes.slice(4..)).unwrap();
+        assert_eq!(read, usage);
+        assert!(Response::decode(bytes.slice(4..bytes.len() - 1)).is_err());
+    }
 }
 
 #[test]

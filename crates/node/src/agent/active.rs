@@ -57,7 +57,7 @@ use super::context::Context;
 use super::driver::Order;
 use super::error::Result;
 use super::pulse::Pulse;
-use super::{past, protection, slots, throughput};
+use super::{filling, past, protection, slots, throughput};
 use crate::config::OnLag;
 use crate::machine::{Ask, Effect, Event, State};
 
@@ -92,6 +92,7 @@ struct ActiveStatus {
     scrub: scrub::ScrubStatus,
     retained: claims::RetainedStatus,
     past: past::PastStatus,
+    filling: filling::FillStatus,
     /// Commits that were held for slow standbys, if they are.
     waits: Arc<Mutex<Waits>>,
     throughput: throughput::ThroughputStatus,
@@ -137,12 +138,14 @@ impl Active {
         };
         let claims = tokio::spawn(keeper.run());
         let (keeping, past) = past::keep(context, &self.view);
+        let (copying, filling) = filling::keep(context);
         let scrubbing = scrub::ScrubStatus::default();
         let scrubbers = scrubbing::start(context, &self.view, &scrubbing);
         let told = ActiveStatus {
             scrub: scrubbing,
             retained,
             past,
+            filling,
             waits: Arc::default(),
             throughput: Arc::default(),
             slots: Arc::default(),
@@ -223,6 +226,7 @@ impl Active {
         drop(scrubbers);
         claims.abort();
         keeping.abort();
+        copying.abort();
         let beating = beats.abort_handle();
         let word = Word {
             state: &state,
@@ -414,6 +418,7 @@ impl Active {
             "scrub": *told.scrub.lock(),
             "retained": *told.retained.lock(),
             "past": *told.past.lock(),
+            "filling": *told.filling.lock(),
             "waits": *told.waits.lock(),
             "throughput": *told.throughput.lock(),
             "slots": *told.slots.lock(),

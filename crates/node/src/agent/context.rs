@@ -28,6 +28,7 @@ use volume::view::Ownership;
 
 use super::driver::MachineDriver;
 use super::error::{AgentError, Result};
+use super::filling;
 use super::slow::Skips;
 use super::status::StatusBoard;
 use crate::config::Config;
@@ -339,7 +340,8 @@ fn libraries_of(host: HostLibraries) -> Libraries {
 }
 
 pub(crate) async fn connect(config: &Config) -> Result<Arc<dyn Storage>> {
-    Ok(tier::connect(&config.cluster, config.cluster.name.as_str()).await?)
+    let storage = tier::connect(&config.cluster, config.cluster.name.as_str()).await?;
+    filling::over(storage).await
 }
 
 pub(crate) fn ownership(run_as: Option<&RunAs>) -> Ownership {

@@ -24,6 +24,10 @@ pub enum AgentError {
     /// A registry record could not be read or written.
     #[error(transparent)]
     Record(#[from] RecordError),
+    #[cfg(feature = "backup")]
+    /// The repository that lies beneath the volume could not be read.
+    #[error("the image beneath the volume cannot be read")]
+    Beneath(#[from] backup::error::Error),
     /// The direct channel could not be opened.
     #[error(transparent)]
     Channel(#[from] ChannelError),

@@ -8,6 +8,7 @@
 pub(crate) mod active;
 mod asking;
 mod backpressure;
+mod branches;
 mod candidates;
 mod claims;
 pub(crate) mod context;
@@ -17,6 +18,7 @@ pub(crate) mod driver;
 pub(crate) mod error;
 mod feedback;
 mod files;
+mod filling;
 mod follow;
 mod life;
 mod log;

@@ -16,6 +16,7 @@ use tokio::time::Instant;
 use volume::active::ActiveView;
 use volume::past::{Pin, PinState};
 
+use super::branches::{BranchReport, Branches};
 use super::context::Context;
 use super::error::Result;
 
@@ -33,6 +34,8 @@ pub(crate) struct PastReport {
     pub used_bytes: u64,
     /// Pins, which keep images whether the policy wants them or not.
     pub pins: Vec<PinReport>,
+    /// Branches, by name.
+    pub branches: Vec<BranchReport>,
 }
 
 /// A kept image.
@@ -61,6 +64,7 @@ pub(super) fn keep(context: &Context, view: &Arc<ActiveView>) -> (JoinHandle<()>
     let keeper = PastKeeper {
         storage: Arc::clone(view.storage()),
         view: Arc::clone(view),
+        branches: Branches::new(context.config.cluster.clone(), context.me.node.as_str()),
         told: Arc::clone(&told),
     };
     (tokio::spawn(keeper.run()), told)
@@ -70,6 +74,7 @@ pub(super) fn keep(context: &Context, view: &Arc<ActiveView>) -> (JoinHandle<()>
 struct PastKeeper {
     storage: Arc<dyn Storage>,
     view: Arc<ActiveView>,
+    branches: Branches,
     told: PastStatus,
 }
 
@@ -90,17 +95,17 @@ fn is_silent(heard: &mut Heard, pin: &Pin, now: Instant) -> bool {
 }
 
 impl PastKeeper {
-    async fn run(self) {
+    async fn run(mut self) {
         let mut heard = Heard::new();
         loop {
             if let Err(error) = self.look(&mut heard).await {
-                tracing::info!(%error, "pins could not be looked at; trying again");
+                tracing::info!(%error, "pins and branches could not be looked at; trying again");
             }
             tokio::time::sleep(LOOK_EVERY).await;
         }
     }
 
-    async fn look(&self, heard: &mut Heard) -> Result<()> {
+    async fn look(&mut self, heard: &mut Heard) -> Result<()> {
         let pins = Pin::all(&self.storage).await?;
         heard.retain(|name, _| pins.iter().any(|pin| pin.name == *name));
         for pin in &pins {
@@ -109,6 +114,7 @@ impl PastKeeper {
                 self.view.give_up_pin(pin).await?;
             }
         }
+        let branches = self.branches.look(&self.storage).await?;
         let past = self.view.past().await;
         let text = |generation: Generation| generation.to_string();
         *self.told.lock() = PastReport {
@@ -130,6 +136,7 @@ impl PastKeeper {
                     purpose: pin.purpose,
                 })
                 .collect(),
+            branches,
         };
         Ok(())
     }

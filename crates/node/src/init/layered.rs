@@ -31,7 +31,8 @@ use crate::agent::context::{Host, connect};
 use crate::agent::error::{AgentError, Result};
 use crate::agent::prepare;
 use crate::config::Config;
-use coordination::tier::create_volume;
+use coordination::records::{Filling, Record};
+use coordination::tier::{self, create_volume};
 
 /// The file that a server takes its settings from, besides its configuration.
 const AUTO_SETTINGS: &str = "postgresql.auto.conf";
@@ -58,6 +59,8 @@ pub struct Layered {
     pub within: Duration,
     /// Recovery must not end before this.
     pub reach: Lsn,
+    /// The image in a repository, if it is not in the zones yet.
+    pub filling: Option<Filling>,
 }
 
 /// Durations of the parts, and where recovery ended.
@@ -85,6 +88,10 @@ pub async fn over(config: &Config, layered: &Layered) -> Result<(Created, Took)>
     let _only = prepare(config, &host)?;
     let began = Instant::now();
     create_volume(&config.cluster, &layered.settings).await?;
+    if let Some(filling) = &layered.filling {
+        let storage = tier::connect(&config.cluster, config.cluster.name.as_str()).await?;
+        filling.store(storage.as_ref()).await?;
+    }
     let storage = connect(config).await?;
     storage.own_epoch(&config.cluster.name).await?;
     format_over(&storage, &layered.base, &layered.files).await?;

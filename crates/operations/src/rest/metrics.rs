@@ -152,6 +152,7 @@ pub(super) fn metrics(facts: &Facts, status: &Value, backups: &Value) -> String 
         "Bytes that they take in each zone, about",
         number("/past/used_bytes"),
     );
+    page.branches(status);
     page.proxies(status);
     page.replicas(status);
     page.counters(status);
@@ -237,6 +238,26 @@ impl Page {
             ),
         ];
         self.gauges(backups, ("archiver", "name"), &told);
+    }
+
+    /// Branches of the database; the active tells of them.
+    fn branches(&mut self, status: &Value) {
+        let Some(branches) = status.pointer("/past/branches").and_then(Value::as_array) else {
+            return;
+        };
+        let told: [GaugeOf<'_>; 2] = [
+            (
+                "understudy_branch_used_bytes",
+                "Bytes of the branch's own blocks in a zone",
+                &|branch| branch["used_bytes"].as_f64(),
+            ),
+            (
+                "understudy_branch_expires_seconds",
+                "When the branch need not be kept any more, in Unix seconds",
+                &|branch| Some(branch["expires_unix_ms"].as_f64()? / 1000.0),
+            ),
+        ];
+        self.gauges(branches, ("branch", "name"), &told);
     }
 
     /// Gauges of several things, each with a label of its own: what it is called, and the key that has its value.

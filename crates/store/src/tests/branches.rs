@@ -106,6 +106,18 @@ async fn a_child_is_read_written_scrubbed_and_removed() {
     assert_eq!(byte(&zones, "child", 0).await, Some(1));
     assert_eq!(byte(&zones, "v", 0).await, Some(4));
 
+    let relatives = async |client: &Client| {
+        let (_, usage) = client.usage().await.unwrap().remove(0);
+        usage
+            .relatives
+            .into_iter()
+            .map(|one| (one.volume.to_string(), one.used_bytes))
+    };
+    let of_parent: Vec<_> = relatives(&parent).await.collect();
+    assert_eq!(of_parent, [("child".to_owned(), 10 * 8192)]);
+    let of_child: Vec<_> = relatives(&child).await.map(|(name, _)| name).collect();
+    assert_eq!(of_child, ["v"]);
+
     let refused = remove_volume(&config(&zones, "v"), &name("c"))
         .await
         .unwrap_err();

@@ -17,7 +17,9 @@ Examples:
   understudy branch create test --config north.toml --directory /var/lib/understudy/test --port 5433
   understudy branch run --directory /var/lib/understudy/test
   understudy branch create before --config north.toml --directory /tmp/before --at '2026-11-28 14:00:00'
+  understudy branch create restored --config north.toml --directory /tmp/restored --repository /mnt/backup
   understudy branch list --config north.toml
+  understudy branch reset test --config north.toml --directory /var/lib/understudy/test
   understudy branch drop test --config north.toml")]
 pub enum Branch {
     /// Make a branch, and a node's configuration that serves it.
@@ -31,7 +33,9 @@ pub enum Branch {
     /// The nodes go on with it, and clients see a pause. What the database has been until then stays as a branch: promote that to
     /// undo it.
     Promote(PromoteBranch),
-    /// Remove a branch for good.
+    /// Make a branch again, at another moment of what it was made of. Its own changes are gone.
+    Reset(ResetBranch),
+    /// Remove a branch for good, or all that have expired.
     Drop(DropBranch),
 }
 
@@ -41,6 +45,18 @@ pub struct ZonesSecret {
     /// The file with the zones' secret, if they have one: the branch's volume gets a key of its own.
     #[arg(long, value_name = "FILE")]
     pub secret_file: Option<PathBuf>,
+}
+
+/// A repository of backups to begin from, in place of the zones.
+#[derive(Debug, Clone, Args)]
+pub struct FromRepository {
+    /// Begin from a repository of this database's backups: a directory, or s3://bucket/path. It is read until everything is in the
+    /// zones, by every node that serves the branch.
+    #[arg(long, value_name = "PLACE")]
+    pub repository: Option<String>,
+    /// The file of the repository's key. It must be at the same place on every node that serves the branch.
+    #[arg(long, value_name = "FILE", requires = "repository")]
+    pub key_file: Option<PathBuf>,
 }
 
 /// Arguments of `branch create`.
@@ -58,11 +74,46 @@ pub struct CreateBranch {
     /// The moment: "now", a position such as 0/16B3748, a time in UTC such as "2026-11-28 14:00:00", or "seal 3.17" for that image.
     #[arg(long, value_name = "MOMENT", default_value = "now")]
     pub at: String,
+    /// A repository to begin from.
+    #[command(flatten)]
+    pub from: FromRepository,
     /// PostgreSQL's port on this machine; a free one, if none is given.
     #[arg(long, value_name = "PORT", value_parser = clap::value_parser!(u16).range(1..))]
     pub port: Option<u16>,
     /// A file for psql that hides what the branch shall not show, before anybody else can connect. It begins in the database
     /// "postgres": \\connect leads to another one. Can be given several times.
+    #[arg(long, value_name = "FILE")]
+    pub mask: Vec<PathBuf>,
+    /// Time after which "branch drop --expired" removes the branch, such as 7d.
+    #[arg(long, value_name = "DURATION", value_parser = duration)]
+    pub ttl: Option<Duration>,
+    /// The zones' secret.
+    #[command(flatten)]
+    pub secret: ZonesSecret,
+    /// How long recovery may take.
+    #[arg(long, value_name = "DURATION", default_value = "1h", value_parser = duration)]
+    pub within: Duration,
+    /// Print JSON.
+    #[arg(long)]
+    pub json: bool,
+}
+
+/// Arguments of `branch reset`.
+#[derive(Debug, Args)]
+pub struct ResetBranch {
+    /// Name of the branch. The nodes that serve it must be stopped.
+    #[arg(value_name = "NAME", value_parser = branch_name)]
+    pub name: String,
+    /// Configuration file of a node of the database.
+    #[arg(long, value_name = "FILE")]
+    pub config: PathBuf,
+    /// The directory that "branch create" made.
+    #[arg(long, value_name = "DIR")]
+    pub directory: PathBuf,
+    /// The moment, as "branch create" takes it.
+    #[arg(long, value_name = "MOMENT", default_value = "now")]
+    pub at: String,
+    /// A file for psql, as "branch create" takes it. Give all of them again.
     #[arg(long, value_name = "FILE")]
     pub mask: Vec<PathBuf>,
     /// The zones' secret.
@@ -125,6 +176,9 @@ pub struct Rewind {
     /// The moment: a position such as 0/16B3748, a time in UTC such as "2026-11-28 14:00:00", or "seal 3.17" for that image.
     #[arg(long, value_name = "MOMENT")]
     pub to: String,
+    /// A repository to begin from.
+    #[command(flatten)]
+    pub from: FromRepository,
     /// Configuration file of a node of the database, on this machine.
     #[arg(long, value_name = "FILE")]
     pub config: PathBuf,
@@ -143,8 +197,11 @@ pub struct Rewind {
 #[derive(Debug, Args)]
 pub struct DropBranch {
     /// Name of the branch.
-    #[arg(value_name = "NAME", value_parser = branch_name)]
-    pub name: String,
+    #[arg(value_name = "NAME", value_parser = branch_name, required_unless_present = "expired")]
+    pub name: Option<String>,
+    /// Every branch whose time is over, whether it is served or not.
+    #[arg(long, conflicts_with = "name")]
+    pub expired: bool,
     /// Configuration file of a node of the database.
     #[arg(long, value_name = "FILE")]
     pub config: PathBuf,

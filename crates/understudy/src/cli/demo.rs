@@ -43,6 +43,7 @@ Examples:
   understudy demo --engine mariadb --kills 20 --large-writes
   understudy demo --proxy
   understudy demo --proxy --kills 20 --switchovers 5 --restarts 2 --scale 1
+  understudy demo --past
   understudy demo --mirror
   understudy demo --mirror --kills 20 --duration 120s --scale 1
   understudy demo --vm --kills 5
@@ -94,6 +95,9 @@ pub struct Demo {
     /// with an empty disk.
     #[arg(long, group = "many")]
     pub mirror: bool,
+    /// A table is dropped, and comes back by a branch, by a restore from a repository, and by a rewind of the database.
+    #[arg(long, group = "many", conflicts_with_all = ["engine", "proxy", "mirror", "vm", "ddl", "rejoin", "kills", "store"])]
+    pub past: bool,
     /// A virtual machine with PostgreSQL, protected by checkpoints: the processes of the host that runs it are killed.
     /// Needs root.
     #[arg(long, group = "many", conflicts_with_all = ["engine", "proxy", "ddl", "rejoin"])]

@@ -10,6 +10,8 @@ use crate::demo::hosted;
 #[cfg(feature = "vm")]
 use crate::demo::machine;
 use crate::demo::needs::{self, Show};
+#[cfg(feature = "backup")]
+use crate::demo::past;
 use crate::demo::{self, Options, mirrored, rounds, timeline};
 use crate::exit::{Code, Failure, not_built};
 
@@ -36,6 +38,9 @@ pub async fn run(args: cli::Demo) -> anyhow::Result<Code> {
     }
     if args.mirror {
         return mirror(args, seed).await;
+    }
+    if args.past {
+        return product!("backup", of_the_past(args, seed).await);
     }
     if args.proxy && (args.kills, args.switchovers, args.restarts) != (1, 0, 0) {
         return repeat(args, seed).await;
@@ -140,6 +145,25 @@ async fn repeat(args: cli::Demo, seed: u64) -> anyhow::Result<Code> {
         () = super::process::interrupted() => return Ok(Code::Interrupted),
     };
     conclude(args.json, &report, report.passed, rounds::render)
+}
+
+/// The demo of branches, restores and rewinds.
+#[cfg(feature = "backup")]
+async fn of_the_past(args: cli::Demo, seed: u64) -> anyhow::Result<Code> {
+    let options = past::Options {
+        between: args.duration / 2,
+        clients: args.clients,
+        scale: args.scale,
+        seed,
+        bin: args.bin,
+        data: args.data,
+        keep: args.keep,
+    };
+    let report = tokio::select! {
+        report = Box::pin(past::run(&options)) => report?,
+        () = super::process::interrupted() => return Ok(Code::Interrupted),
+    };
+    conclude(args.json, &report, report.passed, past::render)
 }
 
 /// The demo of the mirror.

@@ -1,8 +1,8 @@
 //! What tables of the cluster say in the same words.
 
-use std::time::{Duration, SystemTime};
+use std::time::Duration;
 
-use coordination::records::{Cluster, Control, Member, Role};
+use coordination::records::{Cluster, Control, Member, Role, unix_ms as now_ms};
 
 use super::history::utc;
 
@@ -13,12 +13,19 @@ pub(super) fn version_number(version: &str) -> &str {
 
 /// How long ago that was, by this machine's clock.
 pub(super) fn ago(unix_ms: u64) -> String {
-    let now = SystemTime::now()
-        .duration_since(SystemTime::UNIX_EPOCH)
-        .unwrap_or_default();
-    let past = now.saturating_sub(Duration::from_millis(unix_ms));
-    let past = Duration::from_secs(past.as_secs());
+    let past = Duration::from_secs(now_ms().saturating_sub(unix_ms) / 1000);
     format!(" for {}", humantime::format_duration(past))
+}
+
+/// When something is kept no longer, by this machine's clock.
+pub(super) fn until(unix_ms: u64) -> String {
+    match unix_ms.saturating_sub(now_ms()) / 1000 {
+        0 => "expired".to_owned(),
+        left => format!(
+            "expires in {}",
+            humantime::format_duration(Duration::from_secs(left))
+        ),
+    }
 }
 
 /// Warnings about single nodes: a standby that would serve otherwise than the active does.

@@ -62,6 +62,8 @@ pub(super) struct Status {
     retained: Option<Value>,
     /// Images of the past, and pins.
     past: Option<Value>,
+    /// The image of a repository that is copied into the zones, and how far that is.
+    filling: Option<Value>,
 }
 
 /// A replica: how it looks from here, and what it says that it does for the volume.
@@ -77,12 +79,12 @@ pub(super) struct Replica {
 impl Replica {
     fn new(status: ReplicaStatus, usage: &[(ReplicaId, Usage)]) -> Replica {
         let usage = usage.iter().find(|(replica, _)| *replica == status.replica);
-        let usage = usage.map(|(_, usage)| *usage);
+        let usage = usage.map(|(_, usage)| usage.clone());
         Replica {
             status,
+            writes_per_second: usage.as_ref().map(Usage::writes_per_second),
+            reads_per_second: usage.as_ref().map(Usage::reads_per_second),
             usage,
-            writes_per_second: usage.map(|u| u.writes_per_second()),
-            reads_per_second: usage.map(|u| u.reads_per_second()),
         }
     }
 }
@@ -176,6 +178,7 @@ pub(super) async fn look(registry: &Registry) -> anyhow::Result<Status> {
         proxies: active(&nodes).map(|node| node.answer["proxies"].clone()),
         retained: active(&nodes).map(|node| node.answer["retained"].clone()),
         past: active(&nodes).map(|node| node.answer["past"].clone()),
+        filling: active(&nodes).map(|node| node.answer["filling"].clone()),
         nodes,
     })
 }
@@ -302,6 +305,7 @@ fn table(status: &Status) -> String {
     out.push_str(&upkeep::scrub_line(status.scrub.as_ref()));
     out.push_str(&upkeep::retained_lines(status.retained.as_ref()));
     out.push_str(&upkeep::past_lines(status.past.as_ref()));
+    out.push_str(&upkeep::filling_line(status.filling.as_ref()));
     out
 }
 
@@ -501,6 +505,7 @@ impl Status {
             backups: Vec::new(),
             retained: None,
             past: None,
+            filling: None,
         }
     }
 }

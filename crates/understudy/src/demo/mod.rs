@@ -7,6 +7,8 @@ mod lag;
 pub mod machine;
 pub mod mirrored;
 pub mod needs;
+#[cfg(feature = "backup")]
+pub mod past;
 pub mod picture;
 mod progress;
 pub mod proxied;

@@ -82,7 +82,10 @@ async fn on_stage(options: &Options, bin: &Path, workspace: &Workspace) -> anyho
     let mut progress = Progress::new();
     let dir = workspace.path();
     let tier = Tier::start(options.store, dir, |what| progress.say(what)).await?;
-    let mut cluster = set_stage(options, bin, dir, &tier, &progress).await?;
+    let program = std::env::current_exe().context("cannot tell which program this is")?;
+    let mut settings = cluster::Options::new(dir, bin, &program);
+    tier.serve(&mut settings);
+    let mut cluster = start_cluster(settings, options.scale, &progress).await?;
     let run = play(options, &mut cluster, &mut progress).await?;
     progress.say("verifying");
     let report = judge(options, bin, &cluster, &run).await?;
@@ -92,16 +95,12 @@ async fn on_stage(options: &Options, bin: &Path, workspace: &Workspace) -> anyho
 }
 
 /// Starts the cluster and fills the tables.
-async fn set_stage(
-    options: &Options,
-    bin: &Path,
-    dir: &Path,
-    tier: &Tier,
+pub(super) async fn start_cluster(
+    settings: cluster::Options,
+    scale: u32,
     progress: &Progress,
 ) -> anyhow::Result<Cluster> {
-    let program = std::env::current_exe().context("cannot tell which program this is")?;
-    let mut settings = cluster::Options::new(dir, bin, &program);
-    tier.serve(&mut settings);
+    let bin = settings.bin.clone();
     let zones = match settings.zones {
         0 => String::new(),
         zones => format!("{zones} zones and "),
@@ -110,17 +109,17 @@ async fn set_stage(
         "starting {zones}{} nodes with {} in {}",
         settings.nodes.len(),
         bin.display(),
-        dir.display()
+        settings.dir.display()
     ));
     let mut cluster = Cluster::create(settings)?;
     cluster.start().await?;
     let active = cluster.wait_active(Duration::from_secs(10)).await?;
     progress.say(&format!(
         "loading pgbench's tables, scale {}: {} accounts",
-        options.scale,
-        thousands(u64::from(options.scale) * 100_000)
+        scale,
+        thousands(u64::from(scale) * 100_000)
     ));
-    schema::create(bin, &cluster.server(&active)?, options.scale).await?;
+    schema::create(&bin, &cluster.server(&active)?, scale).await?;
     for name in standbys(&cluster, &active) {
         cluster
             .wait_follows(&name, Duration::from_secs(120))
@@ -295,7 +294,7 @@ fn moment_of_kill(options: &Options) -> Duration {
     options.duration.mul_f64(share)
 }
 
-async fn version(server: &Server) -> anyhow::Result<String> {
+pub(super) async fn version(server: &Server) -> anyhow::Result<String> {
     let client = connect(&server.config()).await?;
     let row = client.query_one("SHOW server_version", &[]).await?;
     let version: String = row.get(0);

@@ -106,7 +106,7 @@ async fn take_over_unarchived(stage: &mut Stage, archive: &Path) -> Result<()> {
 }
 
 /// Stops the load, and waits until all of its log is archived. Returns the clients' history.
-async fn end_load(stage: &mut Stage) -> Result<History> {
+pub async fn end_load(stage: &mut Stage) -> Result<History> {
     let history = stage.load.take().context("no load")?.stop().await;
     stage.stop_churn().await;
     let active = stage.cluster.wait_active(TIMEOUT).await?;

@@ -105,7 +105,7 @@ impl Branch {
     }
 }
 
-fn serve(directory: &PathBuf) -> Result<Process> {
+pub fn serve(directory: &PathBuf) -> Result<Process> {
     let mut serve = Command::new(program());
     serve
         .args(["branch", "run", "--until-stdin-closes", "--directory"])

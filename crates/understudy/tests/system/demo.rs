@@ -72,6 +72,30 @@ pub fn watch(test: &str, more: &[&str]) -> Result<()> {
     scratch.succeed()
 }
 
+/// A dropped table comes back by a branch, by a restore from a repository, and by a rewind.
+#[test]
+#[ignore = "system test: make test-system"]
+fn the_demo_of_the_past_brings_everything_back_three_times() -> Result<()> {
+    let scratch = Scratch::new("demo-past")?;
+    let output = Command::new(program())
+        .args(["demo", "--past", "--json", "--duration", "8s"])
+        .args(["--scale", "1", "--clients", "4", "--data"])
+        .arg(scratch.path().join("work"))
+        .stdin(Stdio::null())
+        .output()?;
+    let said = String::from_utf8_lossy(&output.stderr);
+    ensure!(output.status.success(), "{}: {said}", output.status);
+    let report: serde_json::Value = serde_json::from_slice(&output.stdout)?;
+    println!("{report:#}");
+    for zero in ["lost", "later", "lost_since", "gap_bytes"] {
+        ensure!(report[zero] == 0, "{zero}");
+    }
+    for some in ["acknowledged", "branch_ms", "restore_ms", "rewind_ms"] {
+        ensure!(report[some].as_u64() > Some(0), "{some}");
+    }
+    scratch.succeed()
+}
+
 #[test]
 #[ignore = "system test: make test-system"]
 fn an_interrupted_demo_leaves_nothing() -> Result<()> {

@@ -130,8 +130,41 @@ impl Archived {
         Ok(())
     }
 
+    /// The repository, if it is a directory.
+    pub fn directory(&self) -> Option<&Path> {
+        match &self.place {
+            Place::Directory(directory) => Some(directory),
+            Place::Bucket { .. } => None,
+        }
+    }
+
+    /// Waits until the log is in the repository up to there.
+    pub async fn has_log(&self, position: &str) -> Result<()> {
+        let look = async || {
+            let images = self.images().await?;
+            let last = images.last().context("no image")?;
+            Ok(lsn(last["to"].as_str().unwrap_or("0/0")))
+        };
+        let position = lsn(position);
+        until("the log is archived", look, |to| *to >= position).await?;
+        Ok(())
+    }
+
     fn log(&self) -> PathBuf {
         self.stage.path().join("archiver.log")
+    }
+
+    /// Begins to archive, with an image every so often.
+    pub fn archive_every(&mut self, images_every: &'static str) -> Result<()> {
+        self.images_every = images_every;
+        self.archive()
+    }
+
+    /// Waits until there are so many images.
+    pub async fn has_images(&self, count: usize) -> Result<()> {
+        let look = async || self.images().await;
+        until("there is an image", look, |images| images.len() >= count).await?;
+        Ok(())
     }
 
     /// Kills who archives.
@@ -158,13 +191,8 @@ impl Archived {
         let active = self.stage.cluster.wait_active(TIMEOUT).await?;
         let client = connect(&self.stage.cluster.server(&active)?.config()).await?;
         let end = "SELECT pg_current_wal_flush_lsn()::text";
-        let end = lsn(client.query_one(end, &[]).await?.get(0));
-        let look = async || {
-            let images = self.images().await?;
-            let last = images.last().context("no image")?;
-            Ok(lsn(last["to"].as_str().unwrap_or("0/0")))
-        };
-        until("the log is archived", look, |to| *to >= end).await?;
+        let end: String = client.query_one(end, &[]).await?.get(0);
+        self.has_log(&end).await?;
         Ok(history)
     }
 

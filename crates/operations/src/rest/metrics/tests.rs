@@ -100,10 +100,13 @@ fn a_standby_tells_how_far_it_is() {
 fn the_past_tells_what_it_takes() {
     let text = page(&json!({ "role": "active", "state": "serving", "past": {
         "images": [{ "generation": "1/g3", "unix_ms": 1 }], "used_bytes": 2048, "pins": [],
+        "branches": [{ "name": "test", "used_bytes": 4096, "expires_unix_ms": 5000 }, { "name": "new", "used_bytes": null }],
     } }));
     for line in [
         "understudy_past_images{scope=\"main\",name=\"north\"} 1",
         "understudy_past_bytes{scope=\"main\",name=\"north\"} 2048",
+        "understudy_branch_used_bytes{scope=\"main\",name=\"north\",branch=\"test\"} 4096",
+        "understudy_branch_expires_seconds{scope=\"main\",name=\"north\",branch=\"test\"} 5",
     ] {
         assert!(text.lines().any(|l| l == line), "{line}\n{text}");
     }

@@ -283,6 +283,23 @@ function backupTree(backup) {
     ]));
 }
 
+/// A branch of the database: a volume that is laid over an image of it.
+function branchTree(branch, now) {
+  const expired = known(branch.expires_unix_ms) && branch.expires_unix_ms <= now;
+  const [level, word] = branch.current ? ['ok', 'is the database'] : branch.state !== 'ready' ? ['warn', branch.state]
+    : expired ? ['warn', 'expired'] : ['ok', 'ready'];
+  return card('li', '',
+    h('div', { class: 'top' }, h('h3', null, branch.name), h('span', { class: `word ${level}` }, shape(level), word)),
+    facts([
+      ['Made', `${span(now - branch.created_unix_ms)} ago`],
+      ['Own blocks', known(branch.used_bytes) ? bytes(branch.used_bytes) : null],
+      ['Expires', known(branch.expires_unix_ms) && !expired ? `in ${span(branch.expires_unix_ms - now)}` : null],
+      ['Volume', branch.volume],
+    ]));
+}
+
+const branchesTree = (state) => (state.branches || []).map((branch) => branchTree(branch, state.unix_ms));
+
 const backupsTree = (state) => (state.backups || []).map(backupTree);
 
 function zoneTree(zone) {
@@ -509,6 +526,7 @@ function page(state, samples, origin) {
     nodes: nodesTree(state, origin),
     proxies: proxiesTree(state),
     backups: backupsTree(state),
+    branches: branchesTree(state),
     served: servedTree(state, samples),
     charts: chartsTree(state, samples),
     axis: axisTree(state, samples),

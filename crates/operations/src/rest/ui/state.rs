@@ -133,6 +133,8 @@ pub(super) fn document(sight: &Sight<'_>) -> Value {
     set(fields, "heartbeat", heartbeat);
     set(fields, "protection", said.and_then(protection));
     set(fields, "proxies", said.and_then(|said| said.get("proxies")));
+    let branches = said.and_then(|said| said.pointer("/past/branches"));
+    set(fields, "branches", branches);
     set(fields, "unserved_since_unix_ms", unserved);
     set(fields, "trouble", sight.trouble);
     let control = &sight.registry.control;
@@ -346,6 +348,7 @@ mod tests {
             "role": "active", "state": "serving", "epoch": epoch, "timeline": 2,
             "protection": { "protected": true, "since_unix_ms": 5 },
             "proxies": [{ "who": { "node": "app" }, "report": { "clients": 3 } }],
+            "past": { "branches": [{ "name": "test", "state": "ready" }] },
             "throughput": { "commits_per_second": 812.34, "log_bytes_per_second": 1e6 },
             "replicas": [{
                 "replica": 1, "zone": 1, "address": "z1", "up": true, "round_trip": null, "pending_bytes": 0,
@@ -408,6 +411,7 @@ mod tests {
             json!({ "level": "protected", "protected": true, "since_unix_ms": 5 })
         );
         assert_eq!(seen["proxies"][0]["report"]["clients"], 3);
+        assert_eq!(seen["branches"][0]["name"], "test");
         assert_eq!(
             seen["nodes"][1]["lag_bytes"], 600,
             "the heartbeat knows of more"

@@ -2,7 +2,7 @@
 
 mod archive;
 mod drill;
-mod opened;
+pub(crate) mod opened;
 pub(crate) mod restore;
 mod schedule;
 mod show;

@@ -22,13 +22,17 @@ use crate::exit::{Code, Failure};
 const TELL_EVERY: Duration = Duration::from_secs(1);
 
 /// Opens a place, which need not be a repository yet.
-pub(super) fn open(place: &str, key_file: Option<&Path>) -> anyhow::Result<Repository> {
+pub(crate) fn open(place: &str, key_file: Option<&Path>) -> anyhow::Result<Repository> {
     let secret = key_file.map(Secret::load).transpose()?;
-    let place = match place.contains("://") {
+    Ok(Repository::open(&self::place(place)?, secret.as_ref())?)
+}
+
+/// A place as every process knows it.
+pub(crate) fn place(place: &str) -> anyhow::Result<String> {
+    Ok(match place.contains("://") {
         true => place.to_owned(),
         false => std::path::absolute(place)?.display().to_string(),
-    };
-    Ok(Repository::open(&place, secret.as_ref())?)
+    })
 }
 
 /// A repository that is one.

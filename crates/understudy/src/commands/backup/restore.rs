@@ -4,7 +4,7 @@ use std::path::Path;
 use std::time::UNIX_EPOCH;
 
 use backup::repository::Repository;
-use backup::restore::{self, Plan, Target};
+use backup::restore::{self, Parts, Plan, Target};
 use supervise::RunAs;
 
 use super::opened::{existing, teller};
@@ -47,7 +47,15 @@ pub(super) async fn to_directory(
     let image = image.map_err(|said: String| Failure::new(Code::Usage, said))?;
     let plan = restore::plan(repository, target, before, image).await?;
     let owner = run_as.map(RunAs::owner);
-    restore::restore(repository, &plan, directory, owner, teller()).await?;
+    restore::restore(
+        repository,
+        &plan,
+        Parts::Everything,
+        directory,
+        owner,
+        teller(),
+    )
+    .await?;
     Ok(plan)
 }
 

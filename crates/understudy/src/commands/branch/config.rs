@@ -43,6 +43,57 @@ pub(super) fn write(
     Ok(port)
 }
 
+/// Checks that a directory has the files of a node that serves one of these volumes.
+pub(super) fn check<'a>(
+    directory: &Path,
+    mut volumes: impl Iterator<Item = &'a VolumeName>,
+) -> anyhow::Result<()> {
+    let path = file(directory);
+    let text = std::fs::read_to_string(&path)
+        .with_context(|| format!("cannot read {}", path.display()))?;
+    let table: Table = text.parse()?;
+    let there = table.get("volume").and_then(Value::as_str);
+    let there = there.unwrap_or_default();
+    match volumes.any(|volume| volume.as_str() == there) {
+        true => Ok(()),
+        false => {
+            let said = format!(
+                "{} is of the volume {there}, which is none of this branch",
+                path.display()
+            );
+            Err(Failure::new(Code::Refused, said)
+                .advise("Give the directory that \"branch create\" made for this branch.")
+                .into())
+        }
+    }
+}
+
+/// Has the node whose files are in the directory serve another volume, with whatever else was changed in its configuration.
+pub(super) fn renew(
+    directory: &Path,
+    volume: &VolumeName,
+    secret: Option<&Path>,
+) -> anyhow::Result<()> {
+    let path = file(directory);
+    let mut table: Table = std::fs::read_to_string(&path)?.parse()?;
+    // What the node kept of the other volume.
+    match std::fs::remove_dir_all(directory.join("node")) {
+        Err(error) if error.kind() != std::io::ErrorKind::NotFound => return Err(error.into()),
+        _ => {}
+    }
+    let key = directory.join("volume.key");
+    if table.contains_key("key") {
+        let old = key.with_extension("old");
+        std::fs::rename(&key, &old)?;
+        key_file(&table, directory, volume, secret)?;
+        std::fs::remove_file(&old)?;
+    }
+    table.insert("volume".to_owned(), Value::String(volume.to_string()));
+    let new = path.with_extension("new");
+    std::fs::write(&new, toml::to_string(&table)?)?;
+    Ok(std::fs::rename(new, path)?)
+}
+
 /// Changes what a branch's node has of its own.
 fn change(table: &mut Table, directory: &Path, volume: &VolumeName, port: u16, rest: u16) {
     for name in NOT_OF_A_BRANCH {

@@ -6,7 +6,7 @@
 //!
 //! Invariant: whatever ends it early leaves a record, by which `branch drop` finds everything that was made.
 
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -24,7 +24,7 @@ use serde_json::json;
 use volume::lsn::Lsn;
 
 use super::named::{claimant, find};
-use super::{choose, config};
+use super::{choose, config, restored};
 use crate::cli;
 use crate::commands::registry::Registry;
 use crate::exit::{Code, Failure};
@@ -120,18 +120,23 @@ pub(super) async fn create(
         args.port,
         args.secret.secret_file.as_deref(),
     );
-    let made = match port {
-        Ok(port) => make(
-            args,
-            postgres,
-            (&registry.storage, &names),
-            &mut branch,
-            directory,
-            after,
-        )
-        .await
-        .map(|made| (port, made)),
-        Err(error) => Err(error),
+    let storages = (&registry.storage, &names);
+    let made = match (port, &args.from.repository) {
+        (Ok(port), None) => make(args, postgres, storages, &mut branch, directory, after)
+            .await
+            .map(|made| (port, made)),
+        (Ok(port), Some(place)) => {
+            let making = Making {
+                args,
+                parent: postgres,
+                directory,
+                after,
+            };
+            restored::make(&making, place, storages, &mut branch)
+                .await
+                .map(|made| (port, made))
+        }
+        (Err(error), _) => Err(error),
     };
     let (port, made) = made.with_context(|| {
         format!(
@@ -180,19 +185,46 @@ async fn begin(
         volume: VolumeName::new(format!("{}-{name}-{created_unix_ms:x}", parent.volume))?,
         parent: Some(parent.stored_in().clone()),
         pin: None,
+        owns_parent: false,
         at: args.at.clone(),
         end: None,
         created_unix_ms,
+        expires_unix_ms: args.ttl.map(|ttl| created_unix_ms + ttl.as_millis() as u64),
     };
     branch.store(names.as_ref()).await?;
     Ok(branch)
 }
 
 /// A branch that was made.
-struct Made {
-    took: node::init::Took,
-    log_bytes: u64,
-    bytes: u64,
+pub(super) struct Made {
+    pub took: node::init::Took,
+    pub log_bytes: u64,
+    pub bytes: u64,
+}
+
+/// A branch that is being made.
+pub(super) struct Making<'a> {
+    pub args: &'a cli::CreateBranch,
+    /// Configuration of the node of the database.
+    pub parent: &'a Config,
+    /// For the branch's node.
+    pub directory: &'a Path,
+    pub after: After,
+}
+
+impl Making<'_> {
+    /// Settings that take the place of those for recovery.
+    pub(super) fn settings_after(&self) -> &'static str {
+        match self.after {
+            After::Quiet => SETTINGS,
+            After::Database => "",
+        }
+    }
+
+    pub(super) fn masks(&self) -> anyhow::Result<Vec<PathBuf>> {
+        let masks = self.args.mask.iter().map(std::path::absolute);
+        Ok(masks.collect::<Result<_, _>>()?)
+    }
 }
 
 async fn make(
@@ -203,6 +235,12 @@ async fn make(
     directory: &Path,
     after: After,
 ) -> anyhow::Result<Made> {
+    let making = Making {
+        args,
+        parent,
+        directory,
+        after,
+    };
     let (pin, moment) = choose::image(storage, &args.name, &args.at).await?;
     branch.pin = Some(pin.name.clone());
     branch.store(names.as_ref()).await?;
@@ -215,7 +253,7 @@ async fn make(
         "{claim} is a node: give the branch another name"
     );
     let mut source = Source::claim_image(storage.clone(), claim, pin.seal(), None).await?;
-    let made = fill(args, parent, &mut source, branch, &moment, directory, after).await;
+    let made = fill(&making, &mut source, branch, &moment).await;
     let released = source.release().await;
     let made = made?;
     released?;
@@ -229,7 +267,7 @@ async fn make(
 }
 
 /// Refuses if somebody else has taken the name, or dropped it, in the meantime.
-async fn is_still_ours(names: &Arc<dyn Storage>, branch: &Branch) -> anyhow::Result<()> {
+pub(super) async fn is_still_ours(names: &Arc<dyn Storage>, branch: &Branch) -> anyhow::Result<()> {
     let there = find(names, &branch.name).await?;
     let is_ours =
         |there: &Branch| there.volume == branch.volume && there.state == BranchState::Making;
@@ -251,14 +289,17 @@ async fn is_still_ours(names: &Arc<dyn Storage>, branch: &Branch) -> anyhow::Res
 }
 
 async fn fill(
-    args: &cli::CreateBranch,
-    parent: &Config,
+    making: &Making<'_>,
     source: &mut Source,
     branch: &mut Branch,
     moment: &Moment,
-    directory: &Path,
-    after: After,
 ) -> anyhow::Result<Made> {
+    let Making {
+        args,
+        parent,
+        directory,
+        ..
+    } = making;
     let config = Config::load(&config::file(directory))?;
     let rest = directory.join("contents");
     let contents = write(source, moment, &rest, None).await?;
@@ -276,16 +317,10 @@ async fn fill(
         files: contents.files,
         rest: rest.clone(),
         recovery_settings: backup::restore::RECOVERY_SETTINGS,
-        settings_after: match after {
-            After::Quiet => SETTINGS,
-            After::Database => "",
-        },
-        masks: args
-            .mask
-            .iter()
-            .map(std::path::absolute)
-            .collect::<Result<_, _>>()?,
+        settings_after: making.settings_after(),
+        masks: making.masks()?,
         within: args.within,
+        filling: None,
         reach: match moment {
             Moment::Time(..) => source.seal().end,
             _ => Lsn(contents.log_end.0.saturating_sub(INCOMPLETE_BYTES)).max(source.seal().end),

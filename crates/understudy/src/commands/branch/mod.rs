@@ -3,22 +3,22 @@
 mod choose;
 mod config;
 mod create;
+mod drop;
 mod named;
 mod promote;
+mod reset;
+mod restored;
 mod rewind;
 
 use coordination::records::{Branch, BranchState, Record};
-use coordination::tier::remove_volume;
 use serde_json::json;
-use volume::claim::Claim;
-use volume::past::Pin;
 
 pub(super) use self::rewind::run as rewind;
 
-use self::named::{claimant, find, in_volume, no_branch, parent};
+use super::notes::until;
 use super::registry::{Registry, in_time};
 use crate::cli;
-use crate::exit::{Code, Failure};
+use crate::exit::Code;
 
 pub(super) async fn run(command: cli::Branch) -> anyhow::Result<Code> {
     match command {
@@ -37,7 +37,13 @@ pub(super) async fn run(command: cli::Branch) -> anyhow::Result<Code> {
             super::node::run(node).await
         }
         cli::Branch::Promote(args) => promote::run(args).await,
-        cli::Branch::Drop(args) => drop_branch(args).await,
+        cli::Branch::Reset(args) => {
+            tokio::select! {
+                made = Box::pin(reset::run(args)) => made,
+                () = super::process::interrupted() => Ok(Code::Interrupted),
+            }
+        }
+        cli::Branch::Drop(args) => drop::run(args).await,
     }
 }
 
@@ -56,8 +62,8 @@ async fn list(args: cli::ListBranches) -> anyhow::Result<Code> {
         return Ok(Code::Ok);
     }
     println!(
-        "{:<20} {:<10} {:<18} {:<20} volume",
-        "name", "state", "ends at", "asked for"
+        "{:<20} {:<10} {:<18} {:<20} {:<30} kept",
+        "name", "state", "ends at", "asked for", "volume"
     );
     for branch in branches {
         let state = match branch.state {
@@ -70,46 +76,14 @@ async fn list(args: cli::ListBranches) -> anyhow::Result<Code> {
             .end
             .map_or_else(|| "-".to_owned(), |end| end.to_string());
         println!(
-            "{:<20} {state:<10} {end:<18} {:<20} {}",
-            branch.name, branch.at, branch.volume
+            "{:<20} {state:<10} {end:<18} {:<20} {:<30} {}",
+            branch.name,
+            branch.at,
+            branch.volume.as_str(),
+            branch
+                .expires_unix_ms
+                .map_or("until it is dropped".to_owned(), until)
         );
     }
-    Ok(Code::Ok)
-}
-
-/// Removes the volume, the pin, and last the record. Each step can be repeated.
-async fn drop_branch(args: cli::DropBranch) -> anyhow::Result<Code> {
-    let registry = Registry::open(&args.config).await?;
-    let names = registry.named().await?;
-    let Some(mut branch) = find(&names, &args.name).await? else {
-        return Err(no_branch(&args.name));
-    };
-    let cluster = registry.config.cluster();
-    if branch.volume == *cluster.stored_in() || branch.volume == cluster.volume {
-        let said = match branch.volume == cluster.volume {
-            true => format!(
-                "{} is the volume that the nodes' configurations name",
-                args.name
-            ),
-            false => format!("the branch {} is the database now", args.name),
-        };
-        return Err(Failure::new(Code::Refused, said).into());
-    }
-    branch.state = BranchState::Dropping;
-    branch.store(names.as_ref()).await?;
-    let secret = args.secret.secret_file.as_deref();
-    remove_volume(&in_volume(cluster, &branch.volume, secret)?).await?;
-    let parent = parent(&registry, &branch, secret).await?;
-    Claim::release(&parent, &claimant(&args.name)?).await?;
-    if let Some(pin) = &branch.pin {
-        Pin::remove(&parent, pin).await?;
-    }
-    names
-        .remove_record(&branch.name(), Branch::AUTHORITY)
-        .await?;
-    println!(
-        "branch {} is gone; its directory on this machine is yours to remove",
-        args.name
-    );
     Ok(Code::Ok)
 }

@@ -1,10 +1,13 @@
 //! A branch by its name: its record, the volume that it is in, and the name that its image is claimed by.
 
+use std::fs::Permissions;
+use std::os::unix::fs::PermissionsExt;
 use std::path::Path;
 use std::sync::Arc;
 
+use anyhow::Context;
 use coordination::config::ClusterConfig;
-use coordination::records::{Branch, Moved, Record, unix_ms};
+use coordination::records::{ActiveState, Branch, Heartbeat, Moved, Record, unix_ms};
 use coordination::tier;
 use dax::credentials::VolumeKey;
 use dax::ids::{NodeName, VolumeName};
@@ -74,4 +77,88 @@ pub(super) fn no_branch(name: &str) -> anyhow::Error {
     Failure::new(Code::Refused, said)
         .advise("understudy branch list shows them.")
         .into()
+}
+
+/// The last beat in a branch that nobody serves.
+///
+/// # Errors
+/// Refused if somebody does, or died without a word.
+pub(super) async fn is_stopped(target: &Arc<dyn Storage>, name: &str) -> anyhow::Result<Heartbeat> {
+    let beat = Heartbeat::load(target.as_ref()).await?;
+    let beat = beat.ok_or_else(|| {
+        let said = format!("the branch {name} holds no database");
+        Failure::new(Code::Refused, said)
+    })?;
+    // Nobody serves a volume that the database has left, whatever its last beat says.
+    let was_left = Moved::load(target.as_ref()).await?.is_some();
+    if was_left || matches!(beat.state, ActiveState::Released { .. }) {
+        return Ok(beat);
+    }
+    let said = format!(
+        "the branch {name} is served by {}, or was not stopped in order",
+        beat.node
+    );
+    Err(Failure::new(Code::Refused, said)
+        .advise("Stop its nodes first. If they were killed, start one again and stop it.")
+        .into())
+}
+
+/// A directory for a branch that is made in the place of another: nobody else's, so that a second command that is refused leaves the
+/// first alone.
+pub(super) fn scratch(registry: &Registry) -> anyhow::Result<tempfile::TempDir> {
+    let data = registry.postgres()?.paths.data();
+    tempfile::Builder::new()
+        .prefix("branch-")
+        // PostgreSQL's user passes through.
+        .permissions(Permissions::from_mode(0o711))
+        .tempdir_in(data)
+        .with_context(|| format!("cannot make a directory in {}", data.display()))
+}
+
+#[cfg(test)]
+mod tests {
+    use dax::ids::Epoch;
+    use dax::memory::MemoryCluster;
+    use dax::storage::VolumeSettings;
+
+    use super::*;
+
+    #[tokio::test]
+    async fn a_branch_that_somebody_serves_is_not_exchanged() {
+        let branch: Arc<dyn Storage> = {
+            let cluster = MemoryCluster::new(VolumeSettings::default());
+            let owner = cluster.client();
+            owner
+                .own_epoch(&NodeName::new("north").unwrap())
+                .await
+                .unwrap();
+            owner
+        };
+        let error = is_stopped(&branch, "test").await.unwrap_err();
+        assert!(error.to_string().contains("no database"), "{error}");
+        let beat = |state| Heartbeat {
+            epoch: Epoch(1),
+            counter: 3,
+            node: NodeName::new("north").unwrap(),
+            synced_lsn: volume::lsn::Lsn(8),
+            journal_synced: 0,
+            timeline: 1,
+            starts: 0,
+            configured: 0,
+            interval_ms: 0,
+            state,
+        };
+        for state in [
+            ActiveState::Serving,
+            ActiveState::TakingOver,
+            ActiveState::PostgresDead,
+        ] {
+            beat(state).store(branch.as_ref()).await.unwrap();
+            let error = is_stopped(&branch, "test").await.unwrap_err();
+            assert!(error.to_string().contains("served by north"), "{error}");
+        }
+        let released = ActiveState::Released { to: None };
+        beat(released).store(branch.as_ref()).await.unwrap();
+        assert_eq!(is_stopped(&branch, "test").await.unwrap().counter, 3);
+    }
 }

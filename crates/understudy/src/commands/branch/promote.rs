@@ -14,7 +14,7 @@ use std::time::{Duration, Instant};
 
 use coordination::config::ClusterConfig;
 use coordination::records::{
-    ActiveState, Branch, BranchState, Control, Heartbeat, Horizon, Moved, Record, unix_ms,
+    ActiveState, Branch, BranchState, Control, Heartbeat, Horizon, Record, unix_ms,
 };
 use coordination::tier;
 use dax::error::ErrorKind;
@@ -22,7 +22,7 @@ use dax::ids::{Epoch, NodeName};
 use dax::storage::Storage;
 use serde_json::json;
 
-use super::named::{find, in_volume, no_branch};
+use super::named::{find, in_volume, is_stopped, no_branch};
 use crate::cli;
 use crate::commands::registry::{Registry, in_time};
 use crate::exit::{Code, Failure};
@@ -98,10 +98,17 @@ pub(super) async fn exchange(
             .into());
     }
     let left = keep_name(&names, cluster).await?;
+    if branch.expires_unix_ms.is_some() {
+        let kept = Branch {
+            expires_unix_ms: None,
+            ..branch.clone()
+        };
+        kept.store(names.as_ref()).await?;
+    }
     let there = in_volume(cluster, &branch.volume, secret)?;
     let target = in_time(async { Ok(tier::connect(&there, CLIENT).await?) }).await?;
     let me = NodeName::new(CLIENT)?;
-    let beat = last_beat(&target, name).await?;
+    let beat = is_stopped(&target, name).await?;
     if let Some(control) = Control::load(registry.storage.as_ref()).await? {
         control.store(target.as_ref()).await?;
     }
@@ -154,33 +161,14 @@ async fn keep_name(names: &Arc<dyn Storage>, cluster: &ClusterConfig) -> anyhow:
         volume: volume.clone(),
         parent: None,
         pin: None,
+        owns_parent: false,
         at: "-".to_owned(),
         end: None,
         created_unix_ms: unix_ms(),
+        expires_unix_ms: None,
     };
     first.store(names.as_ref()).await?;
     Ok(first.name)
-}
-
-/// The last beat in the branch, which nobody serves.
-async fn last_beat(target: &Arc<dyn Storage>, name: &str) -> anyhow::Result<Heartbeat> {
-    let beat = Heartbeat::load(target.as_ref()).await?;
-    let beat = beat.ok_or_else(|| {
-        let said = format!("the branch {name} holds no database");
-        Failure::new(Code::Refused, said)
-    })?;
-    // Nobody serves a volume that the database has left, whatever its last beat says.
-    let was_left = Moved::load(target.as_ref()).await?.is_some();
-    if was_left || matches!(beat.state, ActiveState::Released { .. }) {
-        return Ok(beat);
-    }
-    let said = format!(
-        "the branch {name} is served by {}, or was not stopped in order",
-        beat.node
-    );
-    Err(Failure::new(Code::Refused, said)
-        .advise("Stop its nodes first. If they were killed, start one again and stop it.")
-        .into())
 }
 
 /// Owns an epoch of the branch that is above those of the database, also of takeovers that happen meanwhile: proxies take the later
@@ -320,36 +308,5 @@ mod tests {
         assert_eq!(second.kind(), ErrorKind::Conflict, "{second}");
         let there = tier::has_moved(&from, volume.client().as_ref()).await;
         assert_eq!(there.unwrap(), one.moved);
-    }
-
-    #[tokio::test]
-    async fn a_branch_that_somebody_serves_is_not_promoted() {
-        let branch = with_horizons(&[]).await;
-        let error = last_beat(&branch, "test").await.unwrap_err();
-        assert!(error.to_string().contains("no database"), "{error}");
-        let beat = |state| Heartbeat {
-            epoch: Epoch(1),
-            counter: 3,
-            node: NodeName::new("north").unwrap(),
-            synced_lsn: volume::lsn::Lsn(8),
-            journal_synced: 0,
-            timeline: 1,
-            starts: 0,
-            configured: 0,
-            interval_ms: 0,
-            state,
-        };
-        for state in [
-            ActiveState::Serving,
-            ActiveState::TakingOver,
-            ActiveState::PostgresDead,
-        ] {
-            beat(state).store(branch.as_ref()).await.unwrap();
-            let error = last_beat(&branch, "test").await.unwrap_err();
-            assert!(error.to_string().contains("served by north"), "{error}");
-        }
-        let released = ActiveState::Released { to: None };
-        beat(released).store(branch.as_ref()).await.unwrap();
-        assert_eq!(last_beat(&branch, "test").await.unwrap().counter, 3);
     }
 }

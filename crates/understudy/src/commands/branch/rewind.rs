@@ -1,13 +1,9 @@
 //! `understudy rewind`: a branch at the moment, in the place of the database.
 
-use std::fs::Permissions;
-use std::os::unix::fs::PermissionsExt;
-
-use anyhow::Context;
 use serde_json::json;
 
 use super::create::{After, create};
-use super::named::drop_advice;
+use super::named::{drop_advice, scratch};
 use super::promote;
 use crate::cli;
 use crate::commands::registry::Registry;
@@ -18,22 +14,17 @@ pub async fn run(args: cli::Rewind) -> anyhow::Result<Code> {
     let registry = Registry::open(&args.config).await?;
     let cluster = registry.config.cluster();
     let name = format!("rewind-{}", cluster.moves() + 1);
-    // Nobody else's, so that a second rewind that is refused leaves the first alone.
-    let data = registry.postgres()?.paths.data();
-    let place = tempfile::Builder::new()
-        .prefix("rewind-")
-        // PostgreSQL's user passes through.
-        .permissions(Permissions::from_mode(0o711))
-        .tempdir_in(data)
-        .with_context(|| format!("cannot make a directory in {}", data.display()))?;
+    let place = scratch(&registry)?;
     let directory = place.path().to_owned();
     let branch = cli::CreateBranch {
         name: name.clone(),
         config: args.config.clone(),
         directory: directory.clone(),
         at: args.to.clone(),
+        from: args.from.clone(),
         port: None,
         mask: Vec::new(),
+        ttl: None,
         secret: args.secret.clone(),
         within: args.within,
         json: args.json,
