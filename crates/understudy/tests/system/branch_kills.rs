@@ -19,7 +19,7 @@ use crate::stage::{Stage, program};
 use crate::verbs::until;
 
 /// Kills of each kind; more of them by hand.
-const KILLS: (&str, usize) = ("UNDERSTUDY_TEST_KILLS", 4);
+const KILLS: (&str, usize) = ("UNDERSTUDY_TEST_KILLS", 2);
 
 /// Begins a command, and kills it with all that it has started.
 fn killed_after(stage: &Stage, arguments: &[&str], time: Duration) -> Result<()> {

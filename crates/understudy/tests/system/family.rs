@@ -45,6 +45,17 @@ impl Branch {
         self.directory.join("node.toml")
     }
 
+    /// Waits until one of its nodes is in this state.
+    async fn has_state(&self, state: &str) -> Result<()> {
+        let look = async || json(&understudy(&["status", "--json"], &self.config())?);
+        let has_one = |status: &Value| {
+            let nodes = status["nodes"].as_array();
+            nodes.is_some_and(|nodes| nodes.iter().any(|node| node["state"] == state))
+        };
+        until(state, look, has_one).await?;
+        Ok(())
+    }
+
     /// Serves it, until what is returned is dropped.
     async fn serve(&self) -> Result<(Process, Client)> {
         let mut serve = Command::new(program());
@@ -52,7 +63,10 @@ impl Branch {
         serve.arg(&self.directory);
         let log = self.directory.join("agent.log");
         let node = Process::spawn("branch", serve, &log)?;
-        Ok((node, session(&self.server).await?))
+        let client = session(&self.server).await?;
+        // One that is told to stop before does not stop in order.
+        self.has_state("serving").await?;
+        Ok((node, client))
     }
 }
 
@@ -211,15 +225,7 @@ async fn both_take_over(stage: &mut Stage, branch: &Branch) -> Result<()> {
         .batch_execute("CREATE TABLE last (n int); INSERT INTO last VALUES (7)")
         .await?;
     let (mut second, server) = standby(branch)?;
-    until(
-        "it is warm",
-        async || json(&understudy(&["status", "--json"], &branch.config())?),
-        |status| {
-            let nodes = status["nodes"].as_array();
-            nodes.is_some_and(|nodes| nodes.iter().any(|node| node["state"] == "warm"))
-        },
-    )
-    .await?;
+    branch.has_state("warm").await?;
     first.kill_all();
     // The load has ended, so nothing tells when commits go on.
     let (dead, _) = stage.kill_active().await?;
