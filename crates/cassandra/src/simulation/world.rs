@@ -104,6 +104,8 @@ pub struct World {
     pub fencing: Fencing,
     /// Nothing is late or lost any more.
     pub calm: bool,
+    /// What decides about looks at the volumes below, if there are any.
+    pub below: Option<SmallRng>,
     /// What each client is in the middle of.
     pub lives: Vec<Life>,
     pub spawned: Spawned,
@@ -141,6 +143,7 @@ impl World {
             flaw,
             fencing,
             calm: false,
+            below: None,
             lives: Vec::new(),
             spawned: Vec::new(),
             heartbeat: Duration::ZERO,
