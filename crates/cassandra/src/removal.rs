@@ -1,7 +1,14 @@
-//! Removing a volume for good: marked as removed, then fenced, then its rows go. Repeating finishes what was interrupted.
+//! Removing a volume for good. Repeating finishes what was interrupted.
+//!
+//! ```text
+//!   marked as removed ──▶ fenced ──▶ records, and with them all claims, go ──▶ who may still read ends ──▶ blocks go
+//! ```
+//!
+//! Invariant: nobody takes a block that went for one that is absent.
 
 use std::collections::BTreeSet;
 use std::sync::Arc;
+use std::time::Duration;
 
 use dax::error::Result;
 use dax::ids::{Epoch, Version};
@@ -12,7 +19,7 @@ use crate::client::environment::{Delete, Environment, Look};
 use crate::config::Config;
 use crate::connect::connect;
 use crate::driver::Driver;
-use crate::lease::{Change, Row};
+use crate::lease::{Change, Row, Terms};
 use crate::row::{self, Chunk};
 use crate::schema::{Durability, Replication};
 use crate::setup::{Rows, execute, insist, keyspace_facts};
@@ -20,6 +27,8 @@ use crate::volumes;
 
 /// Partitions that are deleted at a time.
 const AT_A_TIME: usize = 16;
+/// A standby stands on a claim that it has seen for 10 s, and so does an owner on its lease, mostly for less.
+const READERS_END: Duration = Duration::from_secs(12);
 /// Above every version, also of what is still on its way: nobody writes under this name again.
 const LAST: Version = Version {
     epoch: Epoch::MAX,
@@ -46,31 +55,35 @@ pub async fn remove_volume(config: &Config) -> Result<()> {
     let kind = (Protocol::default(), Durability::Quorum);
     let replication = Replication::even([], 0);
     let driver = Driver::on(Arc::clone(&session), config, kind, replication).await?;
-    fence(&driver).await?;
-    give_back(&driver).await?;
+    let last = fence(&driver).await?;
     let timestamp = row::timestamp(LAST);
     let text =
         format!("DELETE FROM {keyspace}.records USING TIMESTAMP {timestamp} WHERE volume = ?");
     execute(&session, &text, (volume.as_str(),)).await?;
+    if !last.released {
+        tokio::time::sleep(READERS_END.max(Terms::timeout(last.lease))).await;
+    }
+    give_back(&driver).await?;
     match parent {
         Some(parent) => volumes::disown(&rows, &parent, volume).await,
         None => Ok(()),
     }
 }
 
-/// Takes the last epoch that there is.
-async fn fence(driver: &Driver) -> Result<()> {
+/// Takes the last epoch that there is. Its row says whether the volume had been given up in order.
+async fn fence(driver: &Driver) -> Result<Row> {
     loop {
         let expected = insist(|| driver.look(Look::Settled)).await?;
-        if expected.as_ref().is_some_and(|row| row.epoch == Epoch::MAX) {
-            return Ok(());
-        }
+        let before = match &expected {
+            Some(row) if row.epoch == Epoch::MAX => return Ok(row.clone()),
+            before => before.as_ref(),
+        };
         let new = Row {
             epoch: Epoch::MAX,
             owner: "removed".to_owned(),
-            lease: std::time::Duration::ZERO,
+            lease: before.map_or(Duration::ZERO, |row| row.lease),
             renewals: 0,
-            released: true,
+            released: before.is_none_or(|row| row.released),
         };
         let change = Change { expected, new };
         insist(|| driver.change(&change)).await?;

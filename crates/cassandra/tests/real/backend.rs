@@ -219,6 +219,14 @@ async fn superseded_generations_and_removed_files_leave_the_tables() {
     while count().await > 6 {
         tokio::time::sleep(Duration::from_millis(50)).await;
     }
+    // An image goes that alone needs what is superseded, and nothing was written since.
+    let last = vec![dax::storage::Lineage::up_to(generation(5))];
+    a.retain(dax::storage::Retention { images: last })
+        .await
+        .unwrap();
+    while count().await > 3 {
+        tokio::time::sleep(Duration::from_millis(50)).await;
+    }
     a.remove_files(&[FileId(9)]).await.unwrap();
     assert_eq!(count().await, 0);
 }

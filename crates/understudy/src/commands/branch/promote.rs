@@ -198,6 +198,8 @@ async fn own_above(
         if epoch > above {
             return Ok((target, epoch));
         }
+        // The next one has no lease to wait for then.
+        let _ = target.release().await;
     }
 }
 
