@@ -17,7 +17,7 @@ use dax::ids::VolumeName;
 use dax::storage::VolumeSettings;
 use serde::{Deserialize, Serialize};
 
-/// What a row says.
+/// Contents of a row.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) enum Entry {
     /// The volume is there.

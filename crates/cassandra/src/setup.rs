@@ -115,7 +115,7 @@ fn spread(session: &Session, config: &Config, settings: &VolumeSettings) -> Resu
 pub(crate) struct Rows<'a> {
     pub session: &'a Session,
     pub keyspace: &'a Keyspace,
-    /// What new volumes are made with.
+    /// The copies that new volumes are made with.
     pub replication: String,
 }
 

@@ -18,7 +18,7 @@ use crate::entry::{Entry, There};
 /// The rows, changed by lightweight transactions alone.
 #[async_trait]
 pub(crate) trait Table: Send + Sync {
-    /// What stands there, after whatever was under way is completed or buried.
+    /// The text that stands there, after whatever was under way is completed or buried.
     async fn read(&self, volume: &VolumeName) -> Result<Option<String>>;
 
     /// Writes a row where there is none. Who wants to know whether it did reads.

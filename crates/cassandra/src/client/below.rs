@@ -1,4 +1,4 @@
-//! What a layered volume shows: its own blocks and, where it has none, those of the images below.
+//! Reads of a layered volume: its own blocks and, where it has none, those of the images below.
 //!
 //! ```text
 //!   own ──┬── there ──▶ that                                     both are asked at once: blocks of an image do not change

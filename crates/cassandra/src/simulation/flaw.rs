@@ -66,7 +66,7 @@ pub enum Flaw {
     /// A block of one version is read from the volume below.
     SingleFallsThrough,
     // hazard: LAYER-2
-    /// Whatever the volume below has is taken for its image.
+    /// All that the volume below has counts as its image.
     ImageNotAsked,
     // hazard: CASS-5
     /// Where the volume below cannot be asked, there is nothing.

@@ -158,8 +158,8 @@ fn a_promotion_does_not_undo_a_put() {
     assert!(seeds.any(undone));
 }
 
-/// What the first owner of a layered volume reads of a block that the volume below has: as it is there, after it has written it
-/// itself, and as of the image. And what somebody else reads then.
+/// The first owner of a layered volume reads a block that the volume below has: as it is there, after it has written it itself, and
+/// as of the image. Then somebody else reads it.
 // hazard: LAYER-1, LAYER-2
 #[test]
 fn a_block_of_its_own_hides_the_one_below_and_the_image_stays() {

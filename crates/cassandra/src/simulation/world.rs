@@ -104,7 +104,7 @@ pub struct World {
     pub fencing: Fencing,
     /// Nothing is late or lost any more.
     pub calm: bool,
-    /// What decides about looks at the volumes below, if there are any.
+    /// Chance of looks at the volumes below, if there are any.
     pub below: Option<SmallRng>,
     /// What each client is in the middle of.
     pub lives: Vec<Life>,
@@ -492,11 +492,6 @@ impl World {
             let when = self.now + self.delay();
             self.at(when, Event::Arrive(receiver, message));
         }
-    }
-
-    /// All replicas forget the tombstones that they have.
-    pub fn purge_all(&mut self) {
-        (0..self.cluster.setup().nodes).for_each(|node| self.cluster.purge(node));
     }
 
     /// A node delivers one of the hints that it keeps.
