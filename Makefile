@@ -119,7 +119,7 @@ sim-zones: ## Simulate zones over engines in memory: SEEDS=20000 histories from 
 		simulation::tests::many -- --ignored --exact --nocapture
 
 sim-cassandra: ## Simulate fencing on Cassandra: SEEDS=20000 schedules from FIRST=0 on, or SEED=7 [TRACE=1] [FLAW=NoGate] for one.
-	SEEDS="$(SEEDS)" FIRST="$(FIRST)" SEED="$(SEED)" TRACE="$(TRACE)" FLAW="$(FLAW)" $(CARGO) test --release --locked -p cassandra --lib \
+	SEEDS="$(SEEDS)" FIRST="$(FIRST)" SEED="$(SEED)" TRACE="$(TRACE)" FLAW="$(FLAW)" $(CARGO) test --release --locked -p cassandra --features client --lib \
 		simulation::tests::many -- --ignored --exact --nocapture
 
 sim-standby: ## Simulate standbys behind a model of PostgreSQL: SEEDS=12000 histories from FIRST=0 on, or SEED=7 [TRACE=1] [FLAW=NamesTaken] for one.

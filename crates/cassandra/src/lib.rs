@@ -37,7 +37,11 @@ mod connect;
 #[cfg(feature = "client")]
 mod driver;
 #[cfg(feature = "client")]
+mod entry;
+#[cfg(feature = "client")]
 pub mod lease;
+#[cfg(feature = "client")]
+mod removal;
 #[cfg(feature = "client")]
 pub mod row;
 pub mod schema;
@@ -51,6 +55,8 @@ mod setup;
 #[cfg(test)]
 mod simulation;
 #[cfg(feature = "client")]
+mod volumes;
+#[cfg(feature = "client")]
 pub mod writer;
 
 #[cfg(feature = "client")]
@@ -58,5 +64,7 @@ pub use client::Client;
 pub use config::{Config, Credentials, Fencing, TlsFiles};
 #[cfg(feature = "client")]
 pub use connect::connect;
+#[cfg(feature = "client")]
+pub use removal::remove_volume;
 #[cfg(feature = "client")]
 pub use setup::create_volume;

@@ -3,7 +3,10 @@
 use std::collections::BTreeMap;
 use std::collections::BTreeSet;
 
+use async_trait::async_trait;
 use dax::error::{Error, ErrorKind, Result};
+use dax::ids::VolumeName;
+use dax::layer::Layer;
 use dax::storage::VolumeSettings;
 use scylla::client::session::Session;
 use scylla::deserialize::row::DeserializeRow;
@@ -13,10 +16,12 @@ use scylla::value::Row;
 
 use crate::config::Config;
 use crate::connect::{connect, of_preparation, of_request, unexpected};
+use crate::entry::{Entry, There};
 use crate::schema::{
     Durability, Keyspace, KeyspaceFacts, Replication, TableFacts, check_keyspace, check_tables,
     create_keyspace, create_tables,
 };
+use crate::volumes::{self, Table};
 
 /// What is known of a volume once it is open.
 #[derive(Debug)]
@@ -27,6 +32,8 @@ pub struct Opened {
     pub durability: Durability,
     /// The copies in each data centre.
     pub replication: Replication,
+    /// The volumes below, the next one first.
+    pub layers: Vec<Layer>,
 }
 
 /// Makes the volume that `config` names; the keyspace and its tables, too, where they are missing. The
@@ -34,8 +41,9 @@ pub struct Opened {
 /// Cassandra does not answer.
 ///
 /// # Errors
-/// `Conflict` if it exists with other settings, or if the keyspace breaks a guarantee; `Invalid` if the
-/// settings are invalid or do not fit the cluster; `Denied` if the user may not do that.
+/// `Conflict` if it exists with other settings or was removed, or if the keyspace breaks a guarantee; `NotFound` if there is
+/// no volume to lay it over; `Invalid` if the settings are invalid or do not fit the cluster; `Denied` if the user may not do
+/// that.
 pub async fn create_volume(config: &Config, settings: &VolumeSettings) -> Result<()> {
     settings.check()?;
     let session = connect(config).await?;
@@ -65,7 +73,13 @@ pub async fn create_volume(config: &Config, settings: &VolumeSettings) -> Result
         execute(&session, &statement, ()).await?;
     }
     check_tables(keyspace, &table_facts(&session, keyspace).await?)?;
-    insert_volume(&session, config, settings, &replication).await
+    let rows = Rows {
+        session: &session,
+        keyspace,
+        replication: replication.cql(),
+    };
+    volumes::create(&rows, &config.volume, settings).await?;
+    open(&session, config).await.map(drop)
 }
 
 /// The copies that a new keyspace gets: in the data centres of the configuration, or in all.
@@ -97,31 +111,42 @@ fn spread(session: &Session, config: &Config, settings: &VolumeSettings) -> Resu
     Ok(Replication::even(found, settings.replicas_per_zone()))
 }
 
-async fn insert_volume(
-    session: &Session,
-    config: &Config,
-    settings: &VolumeSettings,
-    replication: &Replication,
-) -> Result<()> {
-    let (ks, volume) = (&config.keyspace, config.volume.as_str());
-    let text = serde_json::to_string(settings).expect("settings have string keys only");
-    execute(
-        session,
-        &format!("INSERT INTO {ks}.volumes (volume, settings, replication) VALUES (?, ?, ?) IF NOT EXISTS"),
-        (volume, &text, &replication.cql()),
-    )
-    .await?;
-    let found = open(session, config).await?;
-    if found.settings != *settings {
-        return Err(Error::new(
-            ErrorKind::Conflict,
-            format!(
-                "volume {volume} exists with other settings: {:?}",
-                found.settings
-            ),
-        ));
+/// The table of volumes.
+pub(crate) struct Rows<'a> {
+    pub session: &'a Session,
+    pub keyspace: &'a Keyspace,
+    /// The copies that new volumes are made with.
+    pub replication: String,
+}
+
+#[async_trait]
+impl Table for Rows<'_> {
+    async fn read(&self, volume: &VolumeName) -> Result<Option<String>> {
+        let text = format!(
+            "SELECT settings FROM {}.volumes WHERE volume = ?",
+            self.keyspace
+        );
+        let values = (volume.as_str(),);
+        let rows = select(self.session, Consistency::Serial, &text, values).await?;
+        Ok(rows.into_iter().next().map(|(settings,)| settings))
     }
-    Ok(())
+
+    async fn insert(&self, volume: &VolumeName, text: &str) -> Result<()> {
+        let insert = format!(
+            "INSERT INTO {}.volumes (volume, settings, replication) VALUES (?, ?, ?) IF NOT EXISTS",
+            self.keyspace
+        );
+        let values = (volume.as_str(), text, &self.replication);
+        execute(self.session, &insert, values).await
+    }
+
+    async fn change(&self, volume: &VolumeName, from: &str, to: &str) -> Result<()> {
+        let update = format!(
+            "UPDATE {}.volumes SET settings = ? WHERE volume = ? IF settings = ?",
+            self.keyspace
+        );
+        execute(self.session, &update, (to, volume.as_str(), from)).await
+    }
 }
 
 /// Reads how the volume is laid out, and checks what must be true of its keyspace and tables.
@@ -139,14 +164,20 @@ pub async fn open(session: &Session, config: &Config) -> Result<Opened> {
         .ok_or_else(missing)?;
     let replication = check_keyspace(keyspace, &facts)?;
     check_tables(keyspace, &table_facts(session, keyspace).await?)?;
-    let text = format!("SELECT settings, replication FROM {keyspace}.volumes WHERE volume = ?");
-    let rows: Vec<(String, String)> = select(session, &text, (volume.as_str(),)).await?;
-    let (settings, made_with) = rows.into_iter().next().ok_or_else(missing)?;
-    let settings: VolumeSettings = serde_json::from_str(&settings).map_err(|e| {
-        let what = format!("the settings of volume {volume} cannot be understood");
-        Error::with_source(ErrorKind::Protocol, what, e)
-    })?;
-    settings.check()?;
+    let rows = Rows {
+        session,
+        keyspace,
+        replication: String::new(),
+    };
+    let text = rows.read(volume).await?.ok_or_else(missing)?;
+    let Entry::There(There { settings, .. }) = Entry::parse(volume, &text)? else {
+        let what = format!("volume {volume} in keyspace {keyspace} was removed");
+        return Err(Error::new(ErrorKind::NotFound, what));
+    };
+    let layers = volumes::layers(&rows, volume, &settings).await?;
+    let text = format!("SELECT replication FROM {keyspace}.volumes WHERE volume = ?");
+    let made_with = select(session, Consistency::Quorum, &text, (volume.as_str(),)).await?;
+    let (made_with,): (String,) = made_with.into_iter().next().ok_or_else(missing)?;
     if replication.cql() != made_with {
         return Err(Error::new(
             ErrorKind::Conflict,
@@ -162,14 +193,18 @@ pub async fn open(session: &Session, config: &Config) -> Result<Opened> {
         settings,
         durability,
         replication,
+        layers,
     })
 }
 
-async fn keyspace_facts(session: &Session, keyspace: &Keyspace) -> Result<Option<KeyspaceFacts>> {
+pub(crate) async fn keyspace_facts(
+    session: &Session,
+    keyspace: &Keyspace,
+) -> Result<Option<KeyspaceFacts>> {
     let text =
         "SELECT replication, durable_writes FROM system_schema.keyspaces WHERE keyspace_name = ?";
     let rows: Vec<(BTreeMap<String, String>, bool)> =
-        select(session, text, (keyspace.as_str(),)).await?;
+        select(session, Consistency::One, text, (keyspace.as_str(),)).await?;
     let facts = rows.into_iter().next();
     Ok(facts.map(|(replication, durable_writes)| KeyspaceFacts {
         replication,
@@ -190,7 +225,8 @@ type TableRow = (
 async fn table_facts(session: &Session, keyspace: &Keyspace) -> Result<Vec<TableFacts>> {
     let text = "SELECT table_name, gc_grace_seconds, default_time_to_live, read_repair, speculative_retry, \
                 compression, crc_check_chance FROM system_schema.tables WHERE keyspace_name = ?";
-    let rows: Vec<TableRow> = select(session, text, (keyspace.as_str(),)).await?;
+    let keyspace = (keyspace.as_str(),);
+    let rows: Vec<TableRow> = select(session, Consistency::One, text, keyspace).await?;
     let facts = rows.into_iter().map(|row| TableFacts {
         name: row.0,
         gc_grace_seconds: row.1,
@@ -203,15 +239,17 @@ async fn table_facts(session: &Session, keyspace: &Keyspace) -> Result<Vec<Table
     Ok(facts.collect())
 }
 
-async fn select<R>(session: &Session, text: &str, values: impl SerializeRow) -> Result<Vec<R>>
+async fn select<R>(
+    session: &Session,
+    consistency: Consistency,
+    text: &str,
+    values: impl SerializeRow,
+) -> Result<Vec<R>>
 where
     R: for<'frame, 'metadata> DeserializeRow<'frame, 'metadata>,
 {
     let mut statement = session.prepare(text).await.map_err(of_preparation)?;
-    statement.set_consistency(match text.contains(" system_schema.") {
-        true => Consistency::One,
-        false => Consistency::Quorum,
-    });
+    statement.set_consistency(consistency);
     statement.set_is_idempotent(true);
     let result = session.execute_unpaged(&statement, values).await;
     let rows = result
@@ -223,19 +261,30 @@ where
 }
 
 /// Runs a statement that may be repeated.
-async fn execute(session: &Session, text: &str, values: impl SerializeRow) -> Result<()> {
+pub(crate) async fn execute(
+    session: &Session,
+    text: &str,
+    values: impl SerializeRow,
+) -> Result<()> {
     let mut statement = session.prepare(text).await.map_err(of_preparation)?;
     statement.set_serial_consistency(Some(SerialConsistency::Serial));
+    insist(|| async {
+        let done = session.execute_unpaged(&statement, &values).await;
+        done.map(drop).map_err(of_request)
+    })
+    .await
+}
+
+/// Tries a few times until Cassandra carries it out or refuses it.
+pub(crate) async fn insist<T, F>(mut attempt: impl FnMut() -> F) -> Result<T>
+where
+    F: Future<Output = Result<T>>,
+{
     let mut attempts = 5;
     loop {
-        match session
-            .execute_unpaged(&statement, &values)
-            .await
-            .map_err(of_request)
-        {
-            Ok(_) => return Ok(()),
+        match attempt().await {
             Err(error) if error.kind() == ErrorKind::Unavailable && attempts > 0 => attempts -= 1,
-            Err(error) => return Err(error),
+            done => return done,
         }
         tokio::time::sleep(std::time::Duration::from_millis(200)).await;
     }

@@ -4,7 +4,7 @@
 //! enough replicas have it; so there is one replica here. Invariants: those of [`Handle`]; a write leaves
 //! `sync_pending` only when it, or a later one of the same row, was acknowledged, or its file is gone.
 
-use std::collections::{HashMap, HashSet};
+use std::collections::{BTreeSet, HashMap, HashSet};
 
 use bytes::Bytes;
 use dax::error::{Error, ErrorKind, Result};
@@ -53,7 +53,8 @@ pub struct Writer {
     /// checkpoint writes.
     queues: [SendQueue; 2],
     indexed: HashSet<Chunk>,
-    dirty: HashMap<Chunk, Generation>,
+    /// Chunks that may hold superseded generations, and the ends of the images that need all of these, if that is known.
+    dirty: HashMap<Chunk, BTreeSet<Generation>>,
 }
 
 impl Writer {
@@ -120,7 +121,7 @@ impl Writer {
         self.handle.store(version, key, generation, data, replicas);
         let chunk = self.chunk_of(key);
         if generation > Generation::SINGLE {
-            self.note_dirty(chunk, generation);
+            self.note_dirty(chunk);
         }
         self.queues[queue_of(generation)].push(chunk, version.seq);
         Ok(version)
@@ -209,17 +210,24 @@ impl Writer {
         self.dirty.retain(|(file, _), _| !files.contains(file));
     }
 
-    /// The chunks that may hold superseded generations, and forgets them until they are noted again.
-    pub fn take_dirty(&mut self) -> Vec<(Chunk, Generation)> {
-        let mut dirty: Vec<_> = self.dirty.drain().collect();
-        dirty.sort_unstable();
-        dirty
+    /// The chunks that may hold generations that no image needs while there are images with these ends; forgets them until they are
+    /// noted again.
+    pub fn take_dirty(&mut self, ends: &BTreeSet<Generation>) -> Vec<Chunk> {
+        let is_due = |needed: &BTreeSet<Generation>| needed.is_empty() || !needed.is_subset(ends);
+        let due = self.dirty.extract_if(|_, needed| is_due(needed));
+        let mut due: Vec<Chunk> = due.map(|(chunk, _)| chunk).collect();
+        due.sort_unstable();
+        due
     }
 
     /// A chunk may hold superseded generations.
-    pub fn note_dirty(&mut self, chunk: Chunk, generation: Generation) {
-        let dirty = self.dirty.entry(chunk).or_default();
-        *dirty = generation.max(*dirty);
+    pub fn note_dirty(&mut self, chunk: Chunk) {
+        self.dirty.insert(chunk, BTreeSet::new());
+    }
+
+    /// All that a chunk holds of them is needed as long as there are images with these ends, unless it was noted meanwhile.
+    pub fn note_needed(&mut self, chunk: Chunk, ends: BTreeSet<Generation>) {
+        self.dirty.entry(chunk).or_insert(ends);
     }
 }
 

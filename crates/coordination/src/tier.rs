@@ -3,7 +3,6 @@
 use std::sync::Arc;
 
 use dax::client::Client;
-use dax::error::{Error, ErrorKind};
 use dax::storage::{Storage, VolumeSettings};
 
 use crate::config::ClusterConfig;
@@ -91,13 +90,12 @@ pub async fn create_volume(config: &ClusterConfig, settings: &VolumeSettings) ->
 /// Removes the volume for good; its name is not used again.
 ///
 /// # Errors
-/// As [`dax::client::remove_volume`]; `Invalid` on Cassandra.
+/// As [`dax::client::remove_volume`] and `cassandra::remove_volume`.
 pub async fn remove_volume(config: &ClusterConfig) -> dax::Result<()> {
-    if config.store.is_some() {
-        let text = "a volume on Apache Cassandra cannot be removed by itself: drop its keyspace";
-        return Err(Error::new(ErrorKind::Invalid, text));
+    match config.cassandra_client()? {
+        Some(client) => on_cassandra::remove_volume(&client).await,
+        None => dax::client::remove_volume(&config.client("remove")?, &config.name).await,
     }
-    dax::client::remove_volume(&config.client("remove")?, &config.name).await
 }
 
 #[cfg(feature = "cassandra")]
@@ -115,12 +113,18 @@ mod on_cassandra {
     ) -> dax::Result<()> {
         Box::pin(cassandra::create_volume(client, settings)).await
     }
+
+    pub(super) async fn remove_volume(client: &cassandra::Config) -> dax::Result<()> {
+        Box::pin(cassandra::remove_volume(client)).await
+    }
 }
 
 /// A program that was built without the driver refuses what needs it.
 #[cfg(not(feature = "cassandra"))]
 mod on_cassandra {
-    use super::{Arc, Error, ErrorKind, Storage, VolumeSettings};
+    use dax::error::{Error, ErrorKind};
+
+    use super::{Arc, Storage, VolumeSettings};
 
     pub(super) async fn connect(_: cassandra::Config) -> dax::Result<Arc<dyn Storage>> {
         Err(absent())
@@ -130,6 +134,10 @@ mod on_cassandra {
         _: &cassandra::Config,
         _: &VolumeSettings,
     ) -> dax::Result<()> {
+        Err(absent())
+    }
+
+    pub(super) async fn remove_volume(_: &cassandra::Config) -> dax::Result<()> {
         Err(absent())
     }
 

@@ -14,7 +14,7 @@ use std::time::Duration;
 use async_trait::async_trait;
 use bytes::Bytes;
 use dax::error::Result;
-use dax::ids::{BlockIndex, BlockKey, FileId, Generation, Version};
+use dax::ids::{BlockIndex, BlockKey, FileId, Generation, Version, VolumeName};
 use futures_util::future::BoxFuture;
 
 use crate::lease::{self, Change, Time};
@@ -72,7 +72,7 @@ pub(crate) struct Seen {
     pub round_trip: Option<Duration>,
 }
 
-/// See the module. All requests are about one volume.
+/// See the module. All requests are about one volume; blocks are read of those below as well.
 ///
 /// # Errors
 /// `Unavailable` where it is not known whether a request was, or will be, carried out: making it again is right.
@@ -93,9 +93,10 @@ pub(crate) trait Environment: Send + Sync + 'static {
     /// Notes that a file has a chunk.
     async fn write_chunk(&self, chunk: Chunk, version: Version) -> Result<()>;
 
-    /// The newest version of a block in a generation up to this one.
+    /// The newest version that a volume, the own one or one below, has of a block in a generation up to this one.
     async fn read_block(
         &self,
+        volume: &VolumeName,
         asked: Asked,
         chunk: Chunk,
         key: BlockKey,

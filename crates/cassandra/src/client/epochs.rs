@@ -84,9 +84,18 @@ impl Inner {
         self.judge(seen.row());
         let row = seen.row();
         Ok(EpochGrant {
-            epoch: row.map_or(Epoch::NONE, |row| row.epoch),
+            epoch: row.map_or(self.unowned(), |row| row.epoch),
             owner: row.map_or_else(String::new, |row| row.owner.clone()),
         })
+    }
+
+    /// The epoch below the first one of this volume, which is above all of the volumes below.
+    fn unowned(&self) -> Epoch {
+        #[cfg(test)]
+        if self.has_flaw(crate::simulation::Flaw::FirstEpochIgnored) {
+            return Epoch::NONE;
+        }
+        self.settings.unowned()
     }
 
     /// See [`dax::storage::Storage::own_epoch`]. Returns once the predecessor acknowledges nothing any more.
@@ -119,6 +128,7 @@ impl Inner {
         let name = format!("{owner}/{:016x}-{attempt}", self.incarnation);
         let terms = Terms {
             lease: self.gate.fencing().lease(),
+            unowned: self.unowned(),
         };
         let mut now = self.environment.boot_time();
         let Some(mut claim) = Claim::new(terms, seen, name, now) else {

@@ -4,6 +4,7 @@
 //! [`Environment`]. Invariants: nothing is acknowledged without having passed the gate after it was durable; effects of
 //! the writer are carried out under its lock; nothing here is random, so that a simulated history can be repeated.
 
+mod below;
 pub(crate) mod environment;
 mod epochs;
 mod gate;
@@ -24,12 +25,13 @@ use async_trait::async_trait;
 use bytes::Bytes;
 use dax::error::{Error, ErrorKind, Result};
 use dax::ids::{BlockIndex, BlockKey, Epoch, FileId, Generation, NodeName, ReplicaId, Version};
+use dax::layer::Layer;
 use dax::storage::{
     Authority, Block, Difference, EpochGrant, Prepared, ReplicaStatus, Retention, ScrubCursor,
     ScrubPage, Space, Storage, StorageCounters, SyncScope, VolumeSettings,
 };
 use dax::writer::SyncWaits;
-use dax::writer::packing::{pack, unpack};
+use dax::writer::packing::pack;
 use parking_lot::Mutex;
 use tokio::sync::{Notify, oneshot, watch};
 
@@ -76,6 +78,8 @@ struct Inner {
     config: Config,
     settings: VolumeSettings,
     replication: Replication,
+    /// The volumes below, the next one first.
+    layers: Vec<Layer>,
     environment: Arc<dyn Environment>,
     /// Makes this life of the node differ from its earlier ones.
     incarnation: u64,
@@ -179,6 +183,7 @@ impl Inner {
             gate: Gate::new(config.fencing),
             settings: opened.settings.clone(),
             replication: opened.replication,
+            layers: opened.layers,
             environment,
             incarnation,
             claims: AtomicU64::new(0),
@@ -229,15 +234,6 @@ impl Inner {
     fn chunk_of(&self, key: BlockKey) -> Chunk {
         let chunk = row::chunk_of(key.block.0, self.settings.block_size_bytes);
         (key.file, chunk)
-    }
-
-    /// A block as it was written.
-    fn unpacked(&self, found: Option<Block>) -> Result<Option<Block>> {
-        let Some(mut block) = found else {
-            return Ok(None);
-        };
-        block.data = unpack(block.data, self.settings.block_size_bytes as usize)?;
-        Ok(Some(block))
     }
 
     fn check_fence(&self) -> Result<()> {

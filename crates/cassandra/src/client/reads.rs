@@ -3,9 +3,10 @@
 use std::sync::Arc;
 
 use dax::error::{Error, ErrorKind, Result};
-use dax::ids::{BlockKey, Epoch, FileId, Generation, Version};
+use dax::ids::{BlockKey, Epoch, FileId, Generation, Version, VolumeName};
 use dax::storage::Block;
 use dax::writer::Reading;
+use dax::writer::packing::unpack;
 use dax::writer::pending::Seq;
 
 use super::Inner;
@@ -83,8 +84,8 @@ impl Inner {
                 data: block.data,
             }));
         }
-        if read.known().is_some()
-            && let Some(answer) = self.read_one(&read).await?
+        if let Some(known) = read.known()
+            && let Some(answer) = self.read_one(&read, known.version).await?
         {
             return Ok(answer);
         }
@@ -103,8 +104,8 @@ impl Inner {
     }
 
     /// Read(1): the nearest replica's answer, if it is what must be found.
-    async fn read_one(&self, read: &Reading) -> Result<Option<Option<Stored>>> {
-        let found = match self.select(Asked::One, read.key, read.up_to).await {
+    async fn read_one(&self, read: &Reading, known: Version) -> Result<Option<Option<Stored>>> {
+        let found = match self.select_known(read.key, read.up_to, known).await {
             Ok(found) => found,
             // The quorum read tells whether that is bad.
             Err(error) if matches!(error.kind(), ErrorKind::Corrupt | ErrorKind::Unavailable) => {
@@ -131,7 +132,7 @@ impl Inner {
         let mut found = self.ask_quorum(key, up_to).await?;
         if read.is_behind(version_of(found.as_ref())).is_some() {
             // Never go back behind what a quorum holds.
-            let all = self.select(Asked::All, key, up_to).await;
+            let all = self.select_newest(Asked::All, key, up_to).await;
             found = all.ok().flatten();
             if let Some(version) = read.is_behind(version_of(found.as_ref())) {
                 return Err(lost(key, version));
@@ -143,14 +144,16 @@ impl Inner {
         Ok(found)
     }
 
-    async fn select(
+    pub(super) async fn select(
         &self,
+        volume: &VolumeName,
         asked: Asked,
         key: BlockKey,
         up_to: Generation,
     ) -> Result<Option<Stored>> {
         let chunk = self.chunk_of(key);
-        let found = self.environment.read_block(asked, chunk, key, up_to);
+        let environment = &self.environment;
+        let found = environment.read_block(volume, asked, chunk, key, up_to);
         decode(key, found.await?)
     }
 
@@ -160,13 +163,14 @@ impl Inner {
         key: BlockKey,
         up_to: Generation,
     ) -> Result<Option<Stored>> {
-        match up_to == Generation::SINGLE {
-            true => self.persist(|| self.select_single(key)).await,
-            false => {
-                self.persist(|| self.select(Asked::Quorum, key, up_to))
-                    .await
-            }
+        if up_to != Generation::SINGLE {
+            let newest = || self.select_newest(Asked::Quorum, key, up_to);
+            return self.persist(newest).await;
         }
+        let found = self.persist(|| self.select_single(key)).await;
+        #[cfg(test)]
+        let found = self.single_below(key, found).await;
+        found
     }
 
     pub(super) async fn read_promote(self: &Arc<Self>, key: BlockKey) -> Result<Option<Block>> {
@@ -229,6 +233,15 @@ impl Inner {
         };
         self.acknowledge_promotion(key, version.seq).await?;
         Ok(found.map(|block| Block { version, ..block }))
+    }
+
+    /// A block as it was written.
+    pub(super) fn unpacked(&self, found: Option<Block>) -> Result<Option<Block>> {
+        let Some(mut block) = found else {
+            return Ok(None);
+        };
+        block.data = unpack(block.data, self.settings.block_size_bytes as usize)?;
+        Ok(Some(block))
     }
 
     async fn acknowledge_promotion(&self, key: BlockKey, upto: Seq) -> Result<()> {

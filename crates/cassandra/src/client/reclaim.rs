@@ -11,7 +11,7 @@ use std::sync::Arc;
 use dax::error::Result;
 use dax::ids::{BlockIndex, FileId, Generation, Version};
 use dax::replica;
-use dax::storage::{Retention, ScrubPage};
+use dax::storage::{Lineage, Retention, ScrubPage};
 use futures_util::{StreamExt, TryStreamExt, stream};
 
 use super::Inner;
@@ -60,25 +60,31 @@ impl Inner {
     }
 
     async fn prune_all(&self, retention: &Retention) -> Result<()> {
-        let dirty = self.state.lock().writer.take_dirty();
+        let ends: BTreeSet<Generation> = retention.images.iter().map(Lineage::end).collect();
+        let dirty = self.state.lock().writer.take_dirty(&ends);
         let mut result = Ok(());
-        for (chunk, last) in dirty {
+        for chunk in dirty {
             if result.is_ok() {
                 match self.prune(chunk, retention).await {
-                    Ok(true) => {}
-                    Ok(false) => self.state.lock().writer.note_dirty(chunk, last),
+                    Ok(None) => {}
+                    Ok(Some(ends)) => self.state.lock().writer.note_needed(chunk, ends),
                     Err(error) => result = Err(error),
                 }
             }
             if result.is_err() {
-                self.state.lock().writer.note_dirty(chunk, last);
+                self.state.lock().writer.note_dirty(chunk);
             }
         }
         result
     }
 
-    /// Deletes what no image needs of one partition. Says whether no block has more than one generation left.
-    async fn prune(&self, chunk: Chunk, retention: &Retention) -> Result<bool> {
+    /// Deletes what no image needs of one partition. If a block has more than one generation left, returns the ends of the images
+    /// that need them; none if they are not known.
+    async fn prune(
+        &self,
+        chunk: Chunk,
+        retention: &Retention,
+    ) -> Result<Option<BTreeSet<Generation>>> {
         let mut generations: BTreeMap<i64, Vec<Generation>> = BTreeMap::new();
         let rows = self.persist(|| self.environment.list_rows(chunk)).await?;
         for (block, generation) in rows {
@@ -87,17 +93,21 @@ impl Inner {
         let images = retention.images.iter().map(|image| image.end());
         let sealed = images.min().unwrap_or_default();
         let mut deletes = Vec::new();
-        let mut clean = true;
+        let mut left = Some(BTreeSet::new());
         for (block, stored) in generations {
             let dropped = replica::prune(&stored, retention);
-            clean &= stored.len() - dropped.len() <= 1;
+            left = left.and_then(|ends| needed_by(&stored, &dropped, retention, ends));
             let ranges = row::ranges_to_delete(&stored, &dropped, sealed);
             deletes.extend(ranges.into_iter().map(|range| (block, range)));
         }
         for some in deletes.chunks(DELETES_MAX) {
             self.delete_generations(chunk, some).await?;
         }
-        Ok(clean)
+        // Without superseded generations there is nothing to look for again.
+        Ok(match left {
+            Some(ends) if ends.is_empty() => None,
+            left => Some(left.unwrap_or_default()),
+        })
     }
 
     async fn delete_generations(&self, chunk: Chunk, ranges: Ranges<'_>) -> Result<()> {
@@ -168,7 +178,7 @@ impl Inner {
         let mut each = |(file, chunk): Chunk| {
             files.insert(file);
             let mut state = self.state.lock();
-            state.writer.note_dirty((file, chunk), Generation::SINGLE);
+            state.writer.note_dirty((file, chunk));
         };
         self.environment.scan_chunks(&mut each).await?;
         self.reclaim.notify_one();
@@ -176,5 +186,59 @@ impl Inner {
             files: files.into_iter().collect(),
             ..ScrubPage::default()
         })
+    }
+}
+
+/// The ends of the images for which superseded generations of a block are kept, added to others; none if one is kept for another
+/// reason.
+fn needed_by(
+    stored: &[Generation],
+    dropped: &[Generation],
+    retention: &Retention,
+    mut ends: BTreeSet<Generation>,
+) -> Option<BTreeSet<Generation>> {
+    let kept: BTreeSet<Generation> = stored.iter().copied().collect();
+    let kept: Vec<Generation> = kept.into_iter().filter(|g| !dropped.contains(g)).collect();
+    let (_, superseded) = kept.split_last()?;
+    let mut unknown: BTreeSet<Generation> = superseded.iter().copied().collect();
+    for image in &retention.images {
+        if let Some(shown) = image.newest_of(&kept).filter(|g| superseded.contains(g)) {
+            unknown.remove(&shown);
+            ends.insert(image.end());
+        }
+    }
+    unknown.is_empty().then_some(ends)
+}
+
+#[cfg(test)]
+mod tests {
+    use dax::ids::Epoch;
+
+    use super::*;
+
+    #[test]
+    fn a_partition_is_looked_at_again_when_an_image_that_needs_it_goes() {
+        let g = |number| Generation {
+            epoch: Epoch(1),
+            number,
+        };
+        let needed = |stored: &[u32], images: &[u32]| {
+            let stored: Vec<Generation> = stored.iter().map(|number| g(*number)).collect();
+            let images = images.iter().map(|number| Lineage::up_to(g(*number)));
+            let retention = Retention {
+                images: images.collect(),
+            };
+            let dropped = replica::prune(&stored, &retention);
+            let ends = needed_by(&stored, &dropped, &retention, BTreeSet::new())?;
+            Some(ends.into_iter().map(|end| end.number).collect::<Vec<_>>())
+        };
+        assert_eq!(
+            needed(&[1, 2, 3], &[9, 8]),
+            Some(vec![]),
+            "only the newest is left"
+        );
+        assert_eq!(needed(&[1, 2, 7], &[3, 8, 9]), Some(vec![3]), "pinned");
+        assert_eq!(needed(&[1, 4, 7], &[3, 6, 9]), Some(vec![3, 6]));
+        assert_eq!(needed(&[1, 2, 7, 8], &[3, 5]), None, "not sealed yet");
     }
 }

@@ -4,7 +4,7 @@ use std::collections::HashMap;
 
 use bytes::Bytes;
 use dax::error::Result;
-use dax::ids::{BlockKey, Generation, Version};
+use dax::ids::{BlockKey, Generation, Version, VolumeName};
 use scylla::cluster::metadata::ColumnType;
 use scylla::serialize::SerializationError;
 use scylla::serialize::value::SerializeValue;
@@ -82,6 +82,7 @@ impl Driver {
 
     pub(super) async fn select_block(
         &self,
+        volume: &VolumeName,
         asked: Asked,
         (file, chunk): Chunk,
         key: BlockKey,
@@ -93,7 +94,7 @@ impl Driver {
             Asked::All => &self.statements.read_all,
         };
         let values = (
-            self.volume(),
+            volume.as_str(),
             file_column(file),
             chunk as i64,
             key.block.0 as i64,

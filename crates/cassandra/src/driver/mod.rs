@@ -18,7 +18,8 @@ use std::time::Duration;
 use async_trait::async_trait;
 use bytes::Bytes;
 use dax::error::Result;
-use dax::ids::{BlockKey, FileId, Generation, Version};
+use dax::ids::{BlockKey, FileId, Generation, Version, VolumeName};
+use dax::storage::Protocol;
 use futures_util::future::BoxFuture;
 use nix::time::{ClockId, clock_gettime};
 use scylla::client::session::Session;
@@ -30,6 +31,7 @@ use crate::config::Config;
 use crate::connect::connect;
 use crate::lease::{Change, Row as EpochRow, Time};
 use crate::row::{Chunk, Row};
+use crate::schema::{Durability, Replication};
 use crate::setup::{self, Opened};
 use nodes::Nodes;
 use statements::Statements;
@@ -53,15 +55,29 @@ impl Driver {
     pub async fn open(config: &Config) -> Result<(Driver, Opened)> {
         let session = Arc::new(connect(config).await?);
         let opened = setup::open(&session, config).await?;
-        let protocol = opened.settings.protocol;
+        let kind = (opened.settings.protocol, opened.durability);
+        let replication = opened.replication.clone();
+        let driver = Driver::on(session, config, kind, replication).await?;
+        Ok((driver, opened))
+    }
+
+    /// A driver of a volume whose rows may be gone.
+    ///
+    /// # Errors
+    /// As [`Statements::prepare`].
+    pub async fn on(
+        session: Arc<Session>,
+        config: &Config,
+        (protocol, durability): (Protocol, Durability),
+        replication: Replication,
+    ) -> Result<Driver> {
         let statements =
-            Statements::prepare(&session, &config.keyspace, protocol, opened.durability).await?;
+            Statements::prepare(&session, &config.keyspace, protocol, durability).await?;
         let nodes = Arc::new(Nodes::default());
         let mut measuring = JoinSet::new();
         let (of, among) = (Arc::clone(&nodes), Arc::clone(&session));
-        let replication = opened.replication.clone();
         measuring.spawn(async move { of.keep_measuring(&among, &replication).await });
-        let driver = Driver {
+        Ok(Driver {
             session,
             statements,
             volume: config.volume.as_str().to_owned(),
@@ -69,8 +85,7 @@ impl Driver {
             runtime: Handle::current(),
             nodes,
             _measuring: measuring,
-        };
-        Ok((driver, opened))
+        })
     }
 
     fn volume(&self) -> &str {
@@ -103,12 +118,13 @@ impl Environment for Driver {
 
     async fn read_block(
         &self,
+        volume: &VolumeName,
         asked: Asked,
         chunk: Chunk,
         key: BlockKey,
         up_to: Generation,
     ) -> Result<Option<Found>> {
-        self.select_block(asked, chunk, key, up_to).await
+        self.select_block(volume, asked, chunk, key, up_to).await
     }
 
     async fn read_singles(&self, chunk: Chunk, blocks: &[i64]) -> Result<HashMap<i64, Found>> {

@@ -91,7 +91,7 @@ impl Claim {
     /// other, now or later, has the same. None if epochs are used up.
     pub fn new(terms: Terms, sighting: &Sighting, name: String, now: Time) -> Option<Claim> {
         let before = sighting.row.as_ref();
-        let epoch = before.map_or(Epoch::NONE, |row| row.epoch).next();
+        let epoch = before.map_or(terms.unowned, |row| row.epoch).next();
         if epoch > Epoch::MAX {
             return None;
         }

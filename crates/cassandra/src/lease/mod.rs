@@ -80,12 +80,15 @@ pub enum Answer {
 pub struct Terms {
     /// How long a lease lasts.
     pub lease: Duration,
+    /// The epoch that counts as owned before while there is no row: below the first one of the volume.
+    pub unowned: Epoch,
 }
 
 impl Default for Terms {
     fn default() -> Terms {
         Terms {
             lease: Duration::from_secs(2),
+            unowned: Epoch::NONE,
         }
     }
 }

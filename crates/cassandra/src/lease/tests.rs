@@ -8,7 +8,10 @@ const fn ms(n: u64) -> Time {
     Duration::from_millis(n)
 }
 
-const TERMS: Terms = Terms { lease: ms(2000) };
+const TERMS: Terms = Terms {
+    lease: ms(2000),
+    unowned: Epoch::NONE,
+};
 
 fn row(epoch: u32, owner: &str, renewals: u64) -> Row {
     Row {

@@ -72,7 +72,7 @@ pub(super) fn strike(world: &mut World, nodes: &[ClientId], weather: Weather) ->
         0..12 if spared => {}
         0..12 => crash(world, server),
         12..40 => revive(world, server),
-        40..70 if weather == Weather::Forgetful => world.purge_all(),
+        40..70 if weather == Weather::Forgetful => purge_all(world),
         40..70 => world.send_hint(server),
         70..76 if spared => {}
         70..76 => {
@@ -107,8 +107,13 @@ pub(super) fn drizzle(world: &mut World) {
         world.send_hint(server);
     }
     if world.rng.random_bool(0.05) {
-        world.purge_all();
+        purge_all(world);
     }
+}
+
+/// All replicas forget the tombstones that they have.
+fn purge_all(world: &mut World) {
+    (0..world.cluster.setup().nodes).for_each(|node| world.cluster.purge(node));
 }
 
 /// An owner that has just gone on stops in the middle of commits, or of its takeover, for longer than its lease.

@@ -59,11 +59,23 @@ pub enum Flaw {
     ReclaimWithoutGate,
     /// A seal is put before what it covers is synced.
     SealBeforeSync,
+    // hazard: LAYER-1
+    /// A layered volume begins with epoch 1.
+    FirstEpochIgnored,
+    // hazard: LAYER-2
+    /// A block of one version is read from the volume below.
+    SingleFallsThrough,
+    // hazard: LAYER-2
+    /// All that the volume below has counts as its image.
+    ImageNotAsked,
+    // hazard: CASS-5
+    /// Where the volume below cannot be asked, there is nothing.
+    UnaskedIsAbsent,
 }
 
 impl Flaw {
     /// The schedules of the tests must catch each.
-    pub const ALL: [Flaw; 22] = [
+    pub const ALL: [Flaw; 26] = [
         Flaw::NoLeaseWait,
         Flaw::HalfLeaseWait,
         Flaw::LeaseFromAnswer,
@@ -86,6 +98,10 @@ impl Flaw {
         Flaw::SameTimestampTwice,
         Flaw::ClockTimestamps,
         Flaw::SealBeforeSync,
+        Flaw::FirstEpochIgnored,
+        Flaw::SingleFallsThrough,
+        Flaw::ImageNotAsked,
+        Flaw::UnaskedIsAbsent,
     ];
 
     /// When a claimant goes on that is to wait until then, if it is to be too early.

@@ -11,6 +11,7 @@ use dax::simulation::history::{Action, ClientId, Content, NOTHING, OpNumber, Out
 use dax::storage::{Block, Storage, VolumeSettings};
 use rand::Rng;
 
+use super::below;
 use super::executor::Stage;
 use super::machine::Machine;
 use super::model::NodeId;
@@ -139,7 +140,7 @@ pub fn begin(stage: &Stage, home: NodeId) -> ClientId {
 }
 
 /// Few requests at a time, so that rows wait for each other, and a list that forgets.
-fn volume(fencing: Fencing) -> (Opened, Config) {
+fn volume(fencing: Fencing, is_layered: bool) -> (Opened, Config) {
     let volume = VolumeName::new("v").expect("a name");
     let mut config = Config::new(Vec::new(), "understudy", volume).expect("a keyspace");
     config.fencing = fencing;
@@ -150,8 +151,10 @@ fn volume(fencing: Fencing) -> (Opened, Config) {
         block_size_bytes: BLOCK_BYTES,
         ..VolumeSettings::default()
     };
+    let (settings, layers) = below::lay(settings, is_layered);
     let opened = Opened {
         settings,
+        layers,
         durability: Durability::Quorum,
         replication: Replication(BTreeMap::new()),
     };
@@ -179,15 +182,20 @@ async fn live(actor: Actor) {
 impl Actor {
     /// A client that does nothing yet.
     pub fn new(stage: &Stage, home: NodeId) -> Actor {
-        let (me, flaw, fencing) = {
+        let (me, flaw, fencing, is_layered) = {
             let mut world = stage.lock();
-            (world.add_client(), world.flaw, world.fencing)
+            (
+                world.add_client(),
+                world.flaw,
+                world.fencing,
+                world.below.is_some(),
+            )
         };
         let machine = Arc::new(Machine::new(stage.clone(), me, home));
         let environment: Arc<dyn Environment> = machine.clone();
         Actor {
             me,
-            client: Client::simulated(environment, volume(fencing), me as u64, flaw),
+            client: Client::simulated(environment, volume(fencing, is_layered), me as u64, flaw),
             stage: stage.clone(),
             machine,
         }
@@ -266,6 +274,7 @@ impl Actor {
             self.sleep_some(10_000..150_000).await;
             self.watch();
             self.look_around();
+            self.look_below();
             if self.suspects()
                 && let Some(epoch) = self.claim().await
             {
@@ -313,6 +322,7 @@ impl Actor {
         match self.client.own_epoch(&name).await {
             Ok(epoch) => {
                 self.life(|life| life.epoch = Some(epoch));
+                self.check_first_epoch(epoch);
                 self.end(op, Outcome::Owned(epoch));
                 self.world(|world| world.coverage.one("takeovers"));
                 Some(epoch)

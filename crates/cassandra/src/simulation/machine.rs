@@ -9,7 +9,7 @@ use std::time::Duration;
 use async_trait::async_trait;
 use bytes::Bytes;
 use dax::error::{Error, ErrorKind, Result};
-use dax::ids::{BlockKey, FileId, Generation, Version};
+use dax::ids::{BlockKey, FileId, Generation, Version, VolumeName};
 use dax::simulation::history::ClientId;
 use dax::wire::checksum;
 use futures_util::future::{BoxFuture, try_join_all};
@@ -17,12 +17,13 @@ use parking_lot::Mutex;
 use rand::Rng;
 use rand::seq::SliceRandom;
 
+use super::below;
 use super::executor::Stage;
 use super::flaw::Flaw;
 use super::life::Life;
 use super::model::{Cell, Gone, Level, Mutation, NodeId, Place, Query, Reply, Request};
 use super::places::{
-    self, DATA, LOG, SINGLES, exactly, of_row, partition_of, place_of, place_of_note,
+    self, DATA, LOG, SINGLES, exactly, of_row, partition_of, place_below, place_of, place_of_note,
     place_of_record, record_of, row_of,
 };
 use super::stamps::Stamps;
@@ -245,12 +246,20 @@ impl Environment for Machine {
 
     async fn read_block(
         &self,
+        volume: &VolumeName,
         asked: Asked,
         (_, chunk): Chunk,
         key: BlockKey,
         up_to: Generation,
     ) -> Result<Option<Found>> {
-        let rows = self.read(places::up_to(key, up_to), asked).await?;
+        let level = below::NAMES
+            .iter()
+            .position(|name| *name == volume.as_str());
+        let last = match level {
+            Some(level) => place_below(level, key, up_to),
+            None => place_of(key, up_to),
+        };
+        let rows = self.read(places::up_to(last), asked).await?;
         let row = rows.first();
         Ok(row.map(|(row, cell)| self.found(key, of_row(chunk, *row).1, cell)))
     }

@@ -12,6 +12,7 @@
 //! `conformance` holds the model against the real server. `make sim-cassandra` runs many seeds. Built for
 //! tests only.
 
+mod below;
 mod commits;
 mod conformance;
 mod executor;

@@ -27,6 +27,9 @@ pub const OTHER: RecordId = 1;
 
 const RECORDS: u64 = 1 << 63;
 const NOTES: u64 = 1 << 62;
+/// Volumes below, by how many there are above.
+const LEVEL_SHIFT: u32 = 56;
+const LEVELS: u64 = 3 << LEVEL_SHIFT;
 const CHUNK_BITS: u32 = 40;
 const EPOCH_BITS: u32 = 16;
 const NUMBER_BITS: u32 = 16;
@@ -75,9 +78,18 @@ pub fn place_of(key: BlockKey, generation: Generation) -> Place {
     }
 }
 
-/// The block and generation of a row, if it is one of a block.
+/// The same of the volume below with this place among them.
+pub fn place_below(level: usize, key: BlockKey, generation: Generation) -> Place {
+    let own = place_of(key, generation);
+    Place {
+        partition: own.partition | (level as u64 + 1) << LEVEL_SHIFT,
+        ..own
+    }
+}
+
+/// The block and generation of a row, if it is one of a block of the volume itself.
 pub fn block_of(place: Place) -> Option<(BlockKey, Generation)> {
-    if place.partition & (RECORDS | NOTES) != 0 {
+    if place.partition & (RECORDS | NOTES | LEVELS) != 0 {
         return None;
     }
     let chunk = place.partition & ((1 << CHUNK_BITS) - 1);
@@ -120,11 +132,10 @@ pub fn exactly(place: Place) -> Query {
     }
 }
 
-/// The last row of a block up to a generation.
-pub fn up_to(key: BlockKey, generation: Generation) -> Query {
-    let last = place_of(key, generation);
+/// The last row of a block up to this one.
+pub fn up_to(last: Place) -> Query {
     Query {
-        from: place_of(key, Generation::SINGLE).row,
+        from: last.row >> BLOCK_SHIFT << BLOCK_SHIFT,
         ..exactly(last)
     }
 }

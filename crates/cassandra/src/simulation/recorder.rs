@@ -59,7 +59,10 @@ impl Recorder {
 
     /// A client fails with something else than a fence.
     pub fn failed(&mut self, what: String) {
-        let checker = "no errors";
+        self.wrong("no errors", what);
+    }
+
+    pub fn wrong(&mut self, checker: &'static str, what: String) {
         self.judge(Err(Violation { checker, what }));
     }
 

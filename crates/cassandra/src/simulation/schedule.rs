@@ -50,6 +50,7 @@ impl Schedule {
     fn new(seed: u64, flaw: Option<Flaw>, print: bool) -> Schedule {
         let mut world = World::new(seed, flaw, print);
         let weather = Weather::any(&mut world);
+        world.lay(seed);
         let homes = world.cluster.setup().nodes;
         let stage = Stage::new(world);
         Schedule {

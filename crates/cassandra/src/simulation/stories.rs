@@ -4,10 +4,13 @@ use std::time::Duration;
 
 use bytes::Bytes;
 use dax::ids::{BlockKey, Epoch, Generation, NodeName};
-use dax::storage::{Authority, Storage};
+use dax::storage::{Authority, Storage, SyncScope};
 use futures_util::future::join;
+use rand::SeedableRng;
+use rand::rngs::SmallRng;
 use tokio::sync::oneshot;
 
+use super::below::{BELOW, layers};
 use super::executor::{Executor, Stage};
 use super::flaw::Flaw;
 use super::life::Actor;
@@ -153,4 +156,45 @@ fn a_promotion_does_not_undo_a_put() {
     );
     let undone = |seed| promoted_and_put(seed, Some(Flaw::PutsOverlap)).is_none();
     assert!(seeds.any(undone));
+}
+
+/// The first owner of a layered volume reads a block that the volume below has: as it is there, after it has written it itself, and
+/// as of the image. Then somebody else reads it.
+// hazard: LAYER-1, LAYER-2
+#[test]
+fn a_block_of_its_own_hides_the_one_below_and_the_image_stays() {
+    let mut scene = Scene::new(1, None);
+    let rng = SmallRng::seed_from_u64(1);
+    scene.stage.lock().lay_over(rng);
+    let (key, first) = (places::key(BELOW, 7), layers()[0].first_epoch);
+    let image = layers()[0].image.end();
+    let owner = scene.owner(first.0);
+    let read = |scene: &mut Scene, actor: &Actor, up_to| {
+        let found = scene.run(actor, move |actor| async move {
+            actor.client.read(key, up_to).await.unwrap()
+        });
+        found.map(|block| (block.generation, of_bytes(Some(&block.data))))
+    };
+    let below = read(&mut scene, &owner, Generation::MAX).unwrap();
+    assert!(below.0 <= image, "{below:?}");
+    assert_eq!(read(&mut scene, &owner, Generation::MAX), Some(below));
+    let counters = owner.client.counters();
+    assert_eq!((counters.reads_quorum, counters.reads_one), (1, 1));
+    let generation = Generation {
+        epoch: first,
+        number: 1,
+    };
+    scene.run(&owner, move |actor| async move {
+        let data = Bytes::from(bytes(7));
+        actor.client.write(key, generation, data).unwrap();
+        actor.client.csync(SyncScope::Volume).await.unwrap();
+    });
+    let reader = scene.client();
+    for actor in [&owner, &reader] {
+        assert_eq!(
+            read(&mut scene, actor, Generation::MAX),
+            Some((generation, 7))
+        );
+        assert_eq!(read(&mut scene, actor, image), Some(below));
+    }
 }

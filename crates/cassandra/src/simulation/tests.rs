@@ -23,6 +23,8 @@ const SIMULATION: Simulation<Flaw> = Simulation {
         ("versions promoted", 2000),
         ("seals completed", 700),
         ("transactions applied after they were given up", 150),
+        ("layered volumes", 20),
+        ("reads of the volumes below", 1000),
     ],
     flaws: &Flaw::ALL,
     rare: &[

@@ -104,6 +104,8 @@ pub struct World {
     pub fencing: Fencing,
     /// Nothing is late or lost any more.
     pub calm: bool,
+    /// Chance of looks at the volumes below, if there are any.
+    pub below: Option<SmallRng>,
     /// What each client is in the middle of.
     pub lives: Vec<Life>,
     pub spawned: Spawned,
@@ -141,6 +143,7 @@ impl World {
             flaw,
             fencing,
             calm: false,
+            below: None,
             lives: Vec::new(),
             spawned: Vec::new(),
             heartbeat: Duration::ZERO,
@@ -489,11 +492,6 @@ impl World {
             let when = self.now + self.delay();
             self.at(when, Event::Arrive(receiver, message));
         }
-    }
-
-    /// All replicas forget the tombstones that they have.
-    pub fn purge_all(&mut self) {
-        (0..self.cluster.setup().nodes).for_each(|node| self.cluster.purge(node));
     }
 
     /// A node delivers one of the hints that it keeps.

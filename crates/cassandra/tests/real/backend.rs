@@ -11,8 +11,9 @@ use cassandra::{Client, Config, Fencing, create_volume};
 use dax::conformance::Volume;
 use dax::conformance_tests;
 use dax::error::ErrorKind;
-use dax::ids::{BlockKey, FileId, Generation, NodeName, VolumeName};
-use dax::storage::{Storage, SyncScope, VolumeSettings};
+use dax::ids::{BlockKey, Epoch, FileId, Generation, NodeName, VolumeName};
+use dax::layer::Layer;
+use dax::storage::{Lineage, Storage, SyncScope, VolumeSettings};
 use scylla::client::session::Session;
 use scylla::client::session_builder::SessionBuilder;
 use tempfile::TempDir;
@@ -42,6 +43,24 @@ pub struct Fresh(pub Config);
 impl Fresh {
     pub async fn volume(fencing: Fencing) -> Fresh {
         Fresh::in_keyspace("understudy", fencing).await
+    }
+
+    /// A volume over the image of another one.
+    pub async fn child(&self, image: Lineage) -> Fresh {
+        let layer = Layer {
+            parent: self.0.volume.clone(),
+            first_epoch: image.end().epoch.next(),
+            image,
+            proof: None,
+        };
+        let name = format!("{}-child", self.0.volume);
+        let config = Config {
+            volume: VolumeName::new(name).unwrap(),
+            ..self.0.clone()
+        };
+        let settings = VolumeSettings::default().under(layer);
+        create_volume(&config, &settings).await.unwrap();
+        Fresh(config)
     }
 
     async fn in_keyspace(keyspace: &str, fencing: Fencing) -> Fresh {
@@ -89,6 +108,24 @@ mod verifying {
     use super::*;
     conformance_tests!(
         Fresh::volume(Fencing::Verify).await,
+        ignore = "starts real Cassandra nodes; run by make test-cassandra"
+    );
+}
+
+mod layered {
+    use super::*;
+
+    async fn child() -> Fresh {
+        let end = Generation {
+            epoch: Epoch(1),
+            number: 1,
+        };
+        let parent = Fresh::volume(SHORT).await;
+        parent.child(Lineage::up_to(end)).await
+    }
+
+    conformance_tests!(
+        child().await,
         ignore = "starts real Cassandra nodes; run by make test-cassandra"
     );
 }
@@ -180,6 +217,14 @@ async fn superseded_generations_and_removed_files_leave_the_tables() {
     };
     a.retain(retention).await.unwrap();
     while count().await > 6 {
+        tokio::time::sleep(Duration::from_millis(50)).await;
+    }
+    // An image goes that alone needs what is superseded, and nothing was written since.
+    let last = vec![dax::storage::Lineage::up_to(generation(5))];
+    a.retain(dax::storage::Retention { images: last })
+        .await
+        .unwrap();
+    while count().await > 3 {
         tokio::time::sleep(Duration::from_millis(50)).await;
     }
     a.remove_files(&[FileId(9)]).await.unwrap();

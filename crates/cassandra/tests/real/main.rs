@@ -4,5 +4,6 @@
 #![allow(clippy::unwrap_used, reason = "tests")]
 
 mod backend;
+mod layers;
 mod reclaim;
 mod server;

@@ -14,6 +14,8 @@ use crate::exit::{Code, Failure};
 
 /// Zones that answer do so much sooner.
 const TIMEOUT: Duration = Duration::from_secs(5);
+/// A session with Cassandra is made for each volume on the way, and prepares its statements.
+const TIMEOUT_ON_CASSANDRA: Duration = Duration::from_secs(20);
 
 /// Name of a command's connections, for the zones' logs.
 const CLIENT: &str = "command";
@@ -104,9 +106,13 @@ impl Registry {
         let mut config = AnyConfig::load(file)?;
         let cluster = config.cluster();
         let client = coordination::tier::current(cluster, CLIENT);
-        let current = match (tokio::time::timeout(TIMEOUT, client).await, &cluster.store) {
+        let timeout = match &cluster.store {
+            None => TIMEOUT,
+            Some(_) => TIMEOUT_ON_CASSANDRA,
+        };
+        let current = match (tokio::time::timeout(timeout, client).await, &cluster.store) {
             (Ok(current), _) => current?,
-            (Err(_), None) => return Err(no_zones().into()),
+            (Err(_), None) => return Err(no_zones(timeout).into()),
             (Err(_), Some(_)) => return Err(no_cassandra().into()),
         };
         let (cluster, storage) = current;
@@ -147,20 +153,20 @@ impl Registry {
     }
 }
 
-/// Storage waits for zones for ever; a person at a terminal does not.
+/// Storage waits for zones for ever; a person at a terminal does not. Whoever asks has opened a volume before, so somebody answers.
 pub(super) async fn in_time<T>(
     asking: impl Future<Output = anyhow::Result<T>>,
 ) -> anyhow::Result<T> {
-    match tokio::time::timeout(TIMEOUT, asking).await {
+    match tokio::time::timeout(TIMEOUT_ON_CASSANDRA, asking).await {
         Ok(answer) => answer,
-        Err(_) => Err(no_zones().into()),
+        Err(_) => Err(no_zones(TIMEOUT_ON_CASSANDRA).into()),
     }
 }
 
-fn no_zones() -> Failure {
+fn no_zones(timeout: Duration) -> Failure {
     Failure::new(
         Code::Unavailable,
-        format!("too few zones answered within {TIMEOUT:?}"),
+        format!("too few zones answered within {timeout:?}"),
     )
     .advise(
         "Start the zones (understudy store), and compare their addresses with \"zones\" in the \
@@ -172,7 +178,7 @@ fn no_zones() -> Failure {
 fn no_cassandra() -> Failure {
     Failure::new(
         Code::Unavailable,
-        format!("too few nodes of Cassandra answered within {TIMEOUT:?}"),
+        format!("too few nodes of Cassandra answered within {TIMEOUT_ON_CASSANDRA:?}"),
     )
     .advise(
         "Compare their addresses with \"store\" in the configuration; nodetool status says which of them \

@@ -131,14 +131,19 @@ async fn a_branch_has_all_that_was_acknowledged_and_goes_its_own_way() -> Result
         options.past.push(KEEP.to_owned());
     })
     .await?;
-    let client = active(&mut stage).await?;
+    go_their_own_ways(&mut stage).await?;
+    stage.verify().await
+}
+
+pub async fn go_their_own_ways(stage: &mut Stage) -> Result<()> {
+    let client = active(stage).await?;
     client
         .batch_execute(
             "CREATE TABLE precious AS SELECT generate_series(1, 1000) AS number; CHECKPOINT",
         )
         .await?;
     stage.commits(100).await?;
-    let before_drop = acknowledged(&stage)?;
+    let before_drop = acknowledged(stage)?;
     let position = client.query_one("SELECT pg_current_wal_insert_lsn()::text", &[]);
     let position: String = position.await?.get(0);
     let time = client.query_one(
@@ -149,8 +154,8 @@ async fn a_branch_has_all_that_was_acknowledged_and_goes_its_own_way() -> Result
     client.batch_execute("DROP TABLE precious").await?;
     stage.commits(50).await?;
 
-    let known = acknowledged(&stage)?;
-    let now = Branch::create(&mut stage, "now", "now").await?;
+    let known = acknowledged(stage)?;
+    let now = Branch::create(stage, "now", "now").await?;
     let rows = now.ledger().await?;
     let missing = known.iter().find(|one| !rows.contains(one));
     ensure!(missing.is_none(), "{missing:?} was acknowledged before");
@@ -169,7 +174,7 @@ async fn a_branch_has_all_that_was_acknowledged_and_goes_its_own_way() -> Result
 
     let mut undone = Vec::new();
     for (name, at) in [("undone", &position), ("then", &time)] {
-        let branch = Branch::create(&mut stage, name, at).await?;
+        let branch = Branch::create(stage, name, at).await?;
         let client = branch.session().await?;
         ensure!(number(&client, "SELECT count(*) FROM precious").await? == 1000);
         let rows = branch.ledger().await?;
@@ -183,9 +188,9 @@ async fn a_branch_has_all_that_was_acknowledged_and_goes_its_own_way() -> Result
     let then = undone.pop().context("two branches")?;
     let undone = undone.pop().context("two branches")?;
 
-    take_over(&mut stage, 1).await?;
+    take_over(stage, 1).await?;
     stage.commits(50).await?;
-    let client = active(&mut stage).await?;
+    let client = active(stage).await?;
     ensure!(number(&client, "SELECT count(*) FROM pgbench_accounts").await? == 100_000);
     ensure!(
         number(
@@ -214,7 +219,7 @@ async fn a_branch_has_all_that_was_acknowledged_and_goes_its_own_way() -> Result
         LATERAL bt_index_check(c.oid, true) WHERE a.amname = 'btree' AND c.relpersistence = 'p'";
     ensure!(number(&branch, checked).await? > 50);
 
-    let listed = json(&command(&stage, &["branch", "list", "--json"])?)?;
+    let listed = json(&command(stage, &["branch", "list", "--json"])?)?;
     let names: Vec<_> = listed
         .as_array()
         .context("a list")?
@@ -222,12 +227,12 @@ async fn a_branch_has_all_that_was_acknowledged_and_goes_its_own_way() -> Result
         .map(|one| &one["name"])
         .collect();
     ensure!(names == ["now", "then", "undone"], "{listed}");
-    a_failed_mask_leaves_nothing_that_serves(&stage)?;
-    let pins = Pin::all(&registry(&stage).await?).await?;
+    a_failed_mask_leaves_nothing_that_serves(stage)?;
+    let pins = Pin::all(&registry(stage).await?).await?;
     let keeps_log = pins.iter().any(|pin| pin.log.is_some());
     ensure!(pins.len() == 3 && !keeps_log, "branches keep WAL: {pins:?}");
     let taken = command(
-        &stage,
+        stage,
         &["branch", "create", "now", "--directory", "/nowhere"],
     )?;
     ensure!(taken.status.code() == Some(4), "{taken:?}");
@@ -236,12 +241,12 @@ async fn a_branch_has_all_that_was_acknowledged_and_goes_its_own_way() -> Result
     undone.stop()?;
     then.stop()?;
     for name in ["now", "undone", "then"] {
-        let dropped = command(&stage, &["branch", "drop", name])?;
+        let dropped = command(stage, &["branch", "drop", name])?;
         ensure!(dropped.status.success(), "{dropped:?}");
     }
-    let listed = json(&command(&stage, &["branch", "list", "--json"])?)?;
+    let listed = json(&command(stage, &["branch", "list", "--json"])?)?;
     ensure!(listed == Value::Array(Vec::new()), "{listed}");
-    stage.verify().await
+    Ok(())
 }
 
 /// The branch is there by name alone, until it is dropped.

@@ -13,6 +13,7 @@ use tokio_postgres::Client;
 
 use crate::failover::open_transactions;
 use crate::stage::{Stage, TIMEOUT};
+use crate::{branched, rewound};
 
 /// How often an active is frozen in each of the tests of that, if the environment does not say.
 const ZOMBIES: usize = 2;
@@ -211,4 +212,24 @@ async fn two_data_centres_lost_cost_only_time() -> Result<()> {
     cluster.start_nodes(&[1, 2])?;
     cluster.stage.commits(200).await?;
     cluster.verify().await
+}
+
+// hazard: LAYER-2, LAYER-6, LAYER-7
+#[tokio::test(flavor = "multi_thread")]
+#[ignore = "on Cassandra: make test-cassandra"]
+async fn branches_go_their_own_ways() -> Result<()> {
+    let mut cluster = Box::pin(CassandraStage::open("branched", true, "wide")).await?;
+    Box::pin(branched::go_their_own_ways(&mut cluster.stage)).await?;
+    cluster.verify().await
+}
+
+// hazard: MOVE-1
+#[tokio::test(flavor = "multi_thread")]
+#[ignore = "on Cassandra: make test-cassandra"]
+async fn a_rewind_is_undone() -> Result<()> {
+    let mut cluster = Box::pin(CassandraStage::open("rewound", true, "wide")).await?;
+    Box::pin(rewound::back_and_forth(&mut cluster.stage, false)).await?;
+    Box::pin(cluster.stage.end()).await?;
+    block_in_place(|| drop(cluster.cassandra));
+    cluster.scratch.succeed()
 }

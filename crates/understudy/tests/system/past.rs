@@ -5,7 +5,6 @@ use std::sync::Arc;
 
 use anyhow::{Context, Result, ensure};
 use cluster::clients::session::connect;
-use dax::client::Client;
 use dax::ids::{BlockKey, FileId, Generation};
 use dax::storage::Storage;
 use node::config::Config;
@@ -77,7 +76,7 @@ async fn an_image_is_read_back_after_takeovers_and_from_a_zone_that_was_rebuilt(
 
 pub async fn registry(stage: &Stage) -> Result<Arc<dyn Storage>> {
     let config = Config::load(&stage.cluster.node("north")?.config)?;
-    Ok(Client::connect(config.cluster.client("test")?).await?)
+    Ok(coordination::tier::connect(&config.cluster, "test").await?)
 }
 
 async fn session(stage: &mut Stage) -> Result<Session> {

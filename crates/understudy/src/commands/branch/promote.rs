@@ -112,9 +112,8 @@ pub(super) async fn exchange(
     if let Some(control) = Control::load(registry.storage.as_ref()).await? {
         control.store(target.as_ref()).await?;
     }
-    let began = Instant::now();
     let mut tries = TRIES;
-    let (target, epoch) = loop {
+    let (target, epoch, began) = loop {
         let (target, epoch) = own_above(&there, &registry.storage, &me).await?;
         forget_horizons(&registry.storage, &target).await?;
         let vacant = Heartbeat {
@@ -126,8 +125,9 @@ pub(super) async fn exchange(
         vacant.store(target.as_ref()).await?;
         tries -= 1;
         let source = tier::connect(cluster, CLIENT).await?;
+        let began = Instant::now();
         match leave(source.as_ref(), cluster, &there, epoch, &me).await {
-            Ok(()) => break (target, epoch),
+            Ok(()) => break (target, epoch, began),
             Err(error) if error.is_fenced() && tries > 0 => {
                 tracing::info!(%error, "a node was faster: trying again");
             }
@@ -186,6 +186,8 @@ async fn own_above(
         if epoch > above {
             return Ok((target, epoch));
         }
+        // The next one has no lease to wait for then.
+        let _ = target.release().await;
     }
 }
 
