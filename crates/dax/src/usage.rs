@@ -28,6 +28,19 @@ impl Traffic {
     }
 }
 
+/// How far a replica is with a fill: with copying the image that a volume is laid over.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Fill {
+    /// The volume needs nothing of the volume below in this zone.
+    pub done: bool,
+    /// And it is known here that this holds in all zones ([`FILLED`](crate::layer::FILLED)).
+    pub ended: bool,
+    /// Versions of blocks of the volumes below that were looked at.
+    pub looked: u64,
+    /// Those that there are, about.
+    pub all: u64,
+}
+
 /// Contents and work of one replica for a volume.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Usage {
@@ -44,6 +57,9 @@ pub struct Usage {
     /// Versions of blocks that are stored because an image shows them, each with a newer one beside it.
     #[serde(default)]
     pub past_blocks: u64,
+    /// Of a volume that was laid over another one. A server of an older release does not say it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub fill: Option<Fill>,
 }
 
 impl Usage {

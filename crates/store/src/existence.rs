@@ -161,7 +161,11 @@ impl Committer {
             return Ok(error(&Error::new(ErrorKind::Conflict, text)));
         }
         let id = volume.id;
-        let lists = [meta::record_key(id, ""), meta::removals_key(id)];
+        let lists = [
+            meta::record_key(id, ""),
+            meta::removals_key(id),
+            meta::gone_files_key(id),
+        ];
         let mut gone = vec![
             meta::volume_key(&volume.name),
             meta::epoch_key(id),

@@ -29,6 +29,16 @@ pub(crate) enum LayerFlaw {
     SingleFallsThrough,
     /// A block that a volume does not have while it is rebuilt is not there.
     BelievedWhileRebuilding,
+    /// A fill believes the same.
+    FilledWhileRebuilding,
+    /// A copy is put in the place of what the child wrote last.
+    CopyReplaces,
+    /// A volume is marked as filled before a pass has seen everything.
+    FilledEarly,
+    /// Files that were removed are copied all the same.
+    RemovedComesBack,
+    /// A volume that was rebuilt is taken for filled.
+    RebuiltIsFilled,
 }
 
 /// True if a read as of `up_to` is of a block with generations, which may be of a volume below.
@@ -92,17 +102,24 @@ fn look(
     find: impl Fn(&Volume, &Layer) -> Result<Option<Found>, EngineError>,
 ) -> Result<Result<Below, Error>, EngineError> {
     let mut below: Option<Arc<Volume>> = None;
+    // That of the volume itself was looked at by whoever asks, before he looked for a block of its own.
+    let mut is_layered = volume.settings.layer.is_some();
     for _ in 0..=MAX_LAYERS {
         let child = below.as_deref().unwrap_or(volume);
-        let Some(layer) = &child.settings.layer else {
+        let Some(layer) = child.settings.layer.as_ref().filter(|_| is_layered) else {
             return Ok(Ok(None));
         };
         let parent = match complete(volumes, child, layer) {
             Ok(parent) => parent,
             Err(error) => return Ok(Err(error)),
         };
+        is_layered = parent.layer().is_some();
         if let Some(found) = find(&parent, layer)? {
             return Ok(Ok(Some((parent, found))));
+        }
+        if parent.is_removed() {
+            // The child was filled meanwhile, and this is what is left of its parent.
+            return Ok(Err(unavailable(child, layer, "which was removed")));
         }
         below = Some(parent);
     }
@@ -110,20 +127,20 @@ fn look(
 }
 
 /// The volume below, if this zone has the whole of it.
-fn complete(volumes: &Volumes, child: &Volume, layer: &Layer) -> Result<Arc<Volume>, Error> {
-    let unavailable = |why: &str| {
-        let text = format!(
-            "volume {} lies over {}, {why} in this zone",
-            child.name, layer.parent
-        );
-        Error::new(ErrorKind::Unavailable, text)
-    };
+pub(crate) fn complete(
+    volumes: &Volumes,
+    child: &Volume,
+    layer: &Layer,
+) -> Result<Arc<Volume>, Error> {
+    let unavailable = |why: &str| unavailable(child, layer, why);
     let Some(parent) = volumes.get(&layer.parent) else {
         return Err(unavailable("which is not"));
     };
     #[cfg(test)]
-    if volumes.layer_flaw() == Some(LayerFlaw::BelievedWhileRebuilding) {
-        return Ok(parent);
+    match volumes.layer_flaw() {
+        Some(LayerFlaw::BelievedWhileRebuilding) => return Ok(parent),
+        Some(LayerFlaw::FilledWhileRebuilding) if volumes.is_filling() => return Ok(parent),
+        _ => {}
     }
     if parent.is_rebuilding() {
         return Err(unavailable("which is being rebuilt"));
@@ -132,6 +149,14 @@ fn complete(volumes: &Volumes, child: &Volume, layer: &Layer) -> Result<Arc<Volu
         true => Err(unavailable("which may have gone back")),
         false => Ok(parent),
     }
+}
+
+fn unavailable(child: &Volume, layer: &Layer, why: &str) -> Error {
+    let text = format!(
+        "volume {} lies over {}, {why} in this zone",
+        child.name, layer.parent
+    );
+    Error::new(ErrorKind::Unavailable, text)
 }
 
 /// The newest version of a block that an image has. Blocks of one version are in none.
@@ -208,7 +233,8 @@ pub(crate) fn check_members(
     membership: &Membership,
 ) -> Result<(), Error> {
     let layer = child.settings.layer.as_ref();
-    let Some(layer) = layer.filter(|_| membership.begins()) else {
+    let needed = membership.begins() && !child.fill.is_ended();
+    let Some(layer) = layer.filter(|_| needed) else {
         return Ok(());
     };
     let kept = volumes
@@ -242,7 +268,7 @@ fn check_proof(secret: Option<&Secret>, child: &VolumeName, layer: &Layer) -> Re
 
 /// How many volumes are below.
 fn depth(volumes: &Volumes, volume: &Arc<Volume>) -> usize {
-    let below = |volume: &Arc<Volume>| volumes.get(&volume.settings.layer.as_ref()?.parent);
+    let below = |volume: &Arc<Volume>| volumes.get(&volume.layer()?.parent);
     let below = std::iter::successors(Some(volume.clone()), below);
     below.skip(1).take(MAX_LAYERS + 1).count()
 }

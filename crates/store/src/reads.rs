@@ -87,6 +87,8 @@ pub(crate) fn read_block(
     key: BlockKey,
     up_to: Generation,
 ) -> Result<Response, EngineError> {
+    // What the fill puts in the meantime is either found, or looked for below.
+    let layer = volume.layer();
     let found = if up_to == Generation::SINGLE {
         let slot = Slot {
             volume: volume.id,
@@ -98,9 +100,7 @@ pub(crate) fn read_block(
         shared.engine.newest(volume.id, key, up_to)?
     };
     let (found, below) = match found {
-        None if volume.settings.layer.is_some()
-            && layers::has_generations(&shared.volumes, up_to) =>
-        {
+        None if layer.is_some() && layers::has_generations(&shared.volumes, up_to) => {
             match layers::newest((&shared.volumes, &*shared.engine), volume, key, up_to)? {
                 Ok(below) => below.map_or((None, None), |(v, found)| (Some(found), Some(v))),
                 Err(error) => return Ok(decide::error(&error)),

@@ -12,6 +12,7 @@ use dax::forms::Forms;
 #[cfg(test)]
 use dax::ids::Epoch;
 use dax::ids::{BlockKey, VolumeName};
+use dax::layer::{FILL, FILLED, Layer};
 use dax::membership::Membership;
 use dax::sightings::{Runs, Sightings};
 use dax::storage::{EpochGrant, Retention, Traffic, Usage, VolumeSettings};
@@ -19,6 +20,7 @@ use parking_lot::{Mutex, MutexGuard, RwLock};
 
 use crate::engine::{Engine, EngineError};
 use crate::error::OpenError;
+use crate::fill::FillState;
 use crate::keys::{VolumeId, decode_record};
 #[cfg(test)]
 use crate::layers::LayerFlaw;
@@ -58,6 +60,7 @@ pub(crate) struct Volume {
     /// Bytes of answers that wait for its clients.
     waiting_bytes: AtomicUsize,
     connections: AtomicUsize,
+    pub fill: FillState,
 }
 
 /// Blocks that may have a version to drop.
@@ -69,6 +72,12 @@ pub(crate) struct Candidates {
 }
 
 impl Volume {
+    /// The layer, until this zone has all that it shows. Whoever goes by it asks before he looks for the volume's own blocks.
+    pub fn layer(&self) -> Option<&Layer> {
+        let layer = self.settings.layer.as_deref();
+        layer.filter(|_| !self.fill.is_done())
+    }
+
     /// The accepted epoch.
     pub fn grant(&self) -> EpochGrant {
         self.grant.lock().clone()
@@ -146,6 +155,7 @@ impl Volume {
     pub fn publish_went_back(&self, forgiven: Forgiven) {
         self.lift.store(forgiven.lift, Ordering::SeqCst);
         *self.forgiven.lock() = Some(forgiven);
+        self.fill.set_done(false);
         self.rebuilding.store(true, Ordering::SeqCst);
     }
 
@@ -230,6 +240,11 @@ impl Volume {
             since_start,
             recent,
             past_blocks: self.past_blocks.load(Ordering::Relaxed),
+            fill: self
+                .settings
+                .layer
+                .as_ref()
+                .map(|_| self.fill.told(self.is_rebuilding())),
             recent_ms: u32::try_from(window.as_millis()).unwrap_or(u32::MAX),
         }
     }
@@ -312,6 +327,8 @@ pub(crate) struct Volumes {
     /// Wrong on purpose.
     #[cfg(test)]
     flaw: Option<LayerFlaw>,
+    #[cfg(test)]
+    filling: AtomicBool,
 }
 
 impl Volumes {
@@ -346,6 +363,12 @@ impl Volumes {
             let record = engine.meta(&key).map_err(broken)?;
             if let Some(forms) = record.and_then(decode_record).and_then(meta::written_forms) {
                 volume.publish_forms(forms);
+            }
+            for name in [FILL, FILLED] {
+                let key = meta::record_key(volume.id, name);
+                if engine.meta(&key).map_err(broken)?.is_some() {
+                    volume.fill.publish(name);
+                }
             }
             let key = meta::retention_key(volume.id);
             if let Some(json) = engine.meta(&key).map_err(broken)? {
@@ -388,6 +411,7 @@ impl Volumes {
             rebuilding: AtomicBool::new(about.rebuilding),
             forgiven: Mutex::new(about.forgiven),
             lift: AtomicU64::new(about.forgiven.map_or(0, |forgiven| forgiven.lift)),
+            fill: FillState::new(about.filled),
             decided: Mutex::new(about),
             grant: Mutex::new(EpochGrant {
                 epoch,
@@ -421,11 +445,12 @@ impl Volumes {
         self.by_name.read().values().cloned().collect()
     }
 
-    /// Names of the volumes that lie over one.
+    /// Names of the volumes that lie over one, and need it here or in another zone.
     pub fn over(&self, parent: &VolumeName) -> BTreeSet<VolumeName> {
         let is_over = |volume: &&Arc<Volume>| {
-            let layer = volume.settings.layer.as_ref();
-            layer.is_some_and(|layer| layer.parent == *parent) && !volume.is_removed()
+            let needs = !volume.fill.told(volume.is_rebuilding()).ended && !volume.is_removed();
+            let layer = volume.settings.layer.as_ref().filter(|_| needs);
+            layer.is_some_and(|layer| layer.parent == *parent)
         };
         let all = self.by_name.read();
         all.values()
@@ -453,6 +478,17 @@ impl Volumes {
     /// Ids of the volumes that were removed.
     pub fn removed_ids(&self) -> Vec<VolumeId> {
         self.removed.lock().values().copied().collect()
+    }
+
+    /// A fill looks, and nobody else.
+    #[cfg(test)]
+    pub fn set_filling(&self, filling: bool) {
+        self.filling.store(filling, Ordering::SeqCst);
+    }
+
+    #[cfg(test)]
+    pub fn is_filling(&self) -> bool {
+        self.filling.load(Ordering::SeqCst)
     }
 
     #[cfg(test)]

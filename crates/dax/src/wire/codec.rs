@@ -8,7 +8,7 @@ use crate::error::{Error, ErrorKind, Result};
 use crate::ids::{BlockIndex, BlockKey, Epoch, FileId, Generation, StoreId, Version, VolumeName};
 use crate::layer::Layer;
 use crate::storage::{
-    EpochGrant, Lineage, Protocol, Retention, Span, Traffic, Usage, VolumeSettings,
+    EpochGrant, Fill, Lineage, Protocol, Retention, Span, Traffic, Usage, VolumeSettings,
 };
 
 /// Writes values at the end of a buffer.
@@ -104,8 +104,13 @@ impl Encoder<'_> {
         self.traffic(&v.recent);
         self.u32(v.recent_ms);
         // Since protocol 6, and only if there are any: what is decoded is encoded in as many bytes.
-        if v.past_blocks > 0 {
+        if v.past_blocks > 0 || v.fill.is_some() {
             self.u64(v.past_blocks);
+        }
+        if let Some(fill) = v.fill {
+            self.u8(u8::from(fill.done) | u8::from(fill.ended) << 1);
+            self.u64(fill.looked);
+            self.u64(fill.all);
         }
     }
     fn traffic(&mut self, v: &Traffic) {
@@ -294,6 +299,21 @@ impl Decoder {
             recent_ms: self.u32()?,
             // Since protocol 6.
             past_blocks: if self.0.is_empty() { 0 } else { self.u64()? },
+            fill: if self.0.is_empty() {
+                None
+            } else {
+                Some(self.fill()?)
+            },
+        })
+    }
+
+    fn fill(&mut self) -> Result<Fill> {
+        let flags = self.u8()?;
+        Ok(Fill {
+            done: flags & 1 != 0,
+            ended: flags & 2 != 0,
+            looked: self.u64()?,
+            all: self.u64()?,
         })
     }
 

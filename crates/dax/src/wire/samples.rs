@@ -313,6 +313,7 @@ pub(super) fn responses_of(protocol: u16) -> Vec<Response> {
             recent: Traffic::default(),
             recent_ms: 8,
             past_blocks: if protocol < 6 { 0 } else { 9 },
+            fill: None,
         }),
         Response::Pong {
             rebuilding: false,

@@ -3,6 +3,7 @@ use std::path::{Path, PathBuf};
 use super::samples::{KEY, VERSION, requests, responses};
 use super::*;
 use crate::ids::{Epoch, FileId};
+use crate::storage::{Fill, Usage};
 use crate::writer::packing::piece;
 use bytes::BytesMut;
 use proptest::prelude::*;
@@ -167,6 +168,24 @@ fn a_checksum_covers_the_name_and_the_bytes() {
         ..block
     };
     assert!(!other.is_intact(KEY));
+}
+
+#[test]
+fn how_far_a_fill_is_comes_with_the_usage() {
+    for past_blocks in [0, 9] {
+        let usage = Response::Usage(Usage {
+            past_blocks,
+            fill: Some(Fill {
+                done: true,
+                ended: past_blocks > 0,
+                looked: 3,
+                all: 4,
+            }),
+            ..Usage::default()
+        });
+        let bytes = Bytes::from(on_the_wire(&usage.encode(1, &mut BytesMut::new())));
+        assert_eq!(Response::decode(bytes.slice(4..)).unwrap(), (1, usage));
+    }
 }
 
 #[test]
