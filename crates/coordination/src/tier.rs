@@ -4,6 +4,7 @@ use std::sync::Arc;
 
 use dax::client::Client;
 use dax::error::{Error, ErrorKind};
+use dax::ids::VolumeName;
 use dax::storage::{Storage, VolumeSettings};
 
 use crate::config::ClusterConfig;
@@ -63,6 +64,29 @@ async fn way(
             None => return Ok(way),
         }
     }
+}
+
+/// Has the database's way lead past a volume that it has left, so that the volume can be removed: whoever starts follows the way.
+///
+/// # Errors
+/// As [`current`], and `Conflict` or `Fenced` if somebody else owns an epoch of the volume before it meanwhile.
+pub async fn leave_out(
+    config: &ClusterConfig,
+    client_name: &str,
+    volume: &VolumeName,
+) -> dax::Result<()> {
+    let way = way(&config.moved_to(None), client_name).await?;
+    let mut hops = way.windows(3);
+    let hop = hops.find(|hop| hop[1].0.stored_in() == volume);
+    if let Some([(_, before), _, (after, _)]) = hop
+        && let Some(moved) = &after.moved
+    {
+        // Nobody serves there.
+        before.own_epoch(&config.name).await?;
+        moved.store(before.as_ref()).await?;
+        before.release().await?;
+    }
+    Ok(())
 }
 
 /// Where the database has gone from the volume that this configuration leads to, if it has.
@@ -142,7 +166,7 @@ mod on_cassandra {
 
 #[cfg(test)]
 mod tests {
-    use dax::ids::{NodeName, VolumeName};
+    use dax::ids::NodeName;
     use dax::memory::MemoryCluster;
 
     use super::*;

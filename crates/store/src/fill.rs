@@ -39,7 +39,7 @@ use crate::shared::{Shared, Work};
 use crate::volume::{Volume, Volumes};
 
 /// Slots of the volumes below that are looked at before another volume has its turn.
-const SLOTS_PER_TURN: usize = if cfg!(test) { 2 } else { 1024 };
+const SLOTS_PER_TURN: usize = if cfg!(test) { 3 } else { 1024 };
 /// Bytes of copies in one message to the committer.
 const BYTES_PER_PUT: usize = 128 << 10;
 /// What a copy weighs in the committer's queue beside its data.

@@ -161,10 +161,24 @@ impl Schedule {
         done
     }
 
+    /// Owners of children look for damage, and mend it.
+    fn mend_children(&mut self) {
+        for child in std::mem::take(&mut self.children) {
+            for r in (0..REPLICAS).filter(|_| !child.leaving) {
+                let (epoch, after) = (child.epoch, None);
+                self.ask_of(r, &child.name, Request::Inventory { epoch, after });
+                let copies = self.shown_copies(r, &child);
+                self.write_child(r, &child, &copies);
+            }
+            self.children.push(child);
+        }
+    }
+
     /// Copies of a fill that other replicas name in their inventories.
     fn shown_copies(&self, r: usize, child: &Child) -> Vec<(BlockKey, Generation, Version)> {
         let mut copies = Vec::new();
-        for other in (0..REPLICAS).filter(|other| *other != r) {
+        // What nobody knows any more is not mended.
+        for other in (0..REPLICAS).filter(|other| *other != r && !child.filling.removed) {
             let Some((_, volume)) = self.replicas[other].open(&child.name) else {
                 continue;
             };
@@ -228,7 +242,10 @@ impl Schedule {
 
     /// In the end all that was asked for is filled, and nothing of what was removed is there.
     pub(super) fn end_fills(&mut self) -> Checked {
-        for _ in 0..20 {
+        for round in 0..60 {
+            if round % 20 == 0 {
+                self.mend_children();
+            }
             for r in 0..REPLICAS {
                 self.replicas[r].fill();
                 self.replicas[r].tidy();
@@ -257,7 +274,15 @@ impl Schedule {
                 }
                 let asked = self.replicas[r].has_record(&child.name, FILL);
                 if asked && volume.layer().is_some() {
-                    return Err(format!("replica {r} does not fill {}", child.name));
+                    let below = child.layer().parent.clone();
+                    let lacks = self.replicas[r].is_rebuilt_of(&below);
+                    return Err(format!(
+                        "replica {r} does not fill {} over {below} ({lacks}): {:?} {} {:?}",
+                        child.name,
+                        volume.fill,
+                        volume.is_rebuilding(),
+                        volume.decided(),
+                    ));
                 }
             }
         }

@@ -3,12 +3,13 @@
 mod choose;
 mod config;
 mod create;
+mod fill;
 mod named;
 mod promote;
 mod rewind;
 
 use coordination::records::{Branch, BranchState, Record};
-use coordination::tier::remove_volume;
+use coordination::tier::{leave_out, remove_volume};
 use serde_json::json;
 use volume::claim::Claim;
 use volume::past::Pin;
@@ -37,6 +38,7 @@ pub(super) async fn run(command: cli::Branch) -> anyhow::Result<Code> {
             super::node::run(node).await
         }
         cli::Branch::Promote(args) => promote::run(args).await,
+        cli::Branch::Fill(args) => fill::run(args).await,
         cli::Branch::Drop(args) => drop_branch(args).await,
     }
 }
@@ -95,6 +97,7 @@ async fn drop_branch(args: cli::DropBranch) -> anyhow::Result<Code> {
         };
         return Err(Failure::new(Code::Refused, said).into());
     }
+    leave_out(cluster, "drop", &branch.volume).await?;
     branch.state = BranchState::Dropping;
     branch.store(names.as_ref()).await?;
     let secret = args.secret.secret_file.as_deref();
