@@ -39,7 +39,7 @@ use crate::shared::{Shared, Work};
 use crate::volume::{Volume, Volumes};
 
 /// Slots of the volumes below that are looked at before another volume has its turn.
-const SLOTS_PER_TURN: usize = if cfg!(test) { 3 } else { 1024 };
+const SLOTS_PER_TURN: usize = if cfg!(test) { 8 } else { 1024 };
 /// Bytes of copies in one message to the committer.
 const BYTES_PER_PUT: usize = 128 << 10;
 /// What a copy weighs in the committer's queue beside its data.
@@ -86,6 +86,11 @@ impl FillState {
 
     pub fn is_done(&self) -> bool {
         self.done.load(Ordering::SeqCst)
+    }
+
+    /// True if the volume is to have everything itself.
+    pub fn is_wanted(&self) -> bool {
+        self.wanted.load(Ordering::SeqCst)
     }
 
     /// True if all zones had everything once.
@@ -422,8 +427,10 @@ impl Filler {
 /// Volumes that are to be filled here.
 fn wanted(volumes: &Volumes) -> Vec<Arc<Volume>> {
     let is_wanted = |volume: &Arc<Volume>| {
-        let wanted = volume.fill.wanted.load(Ordering::SeqCst);
-        wanted && volume.layer().is_some() && !volume.is_removed() && !volume.is_rebuilding()
+        volume.fill.is_wanted()
+            && volume.layer().is_some()
+            && !volume.is_removed()
+            && !volume.is_rebuilding()
     };
     volumes.all().into_iter().filter(is_wanted).collect()
 }

@@ -1,6 +1,6 @@
 //! Children that are filled: a command asks for it, looks, and says that it has ended, while replicas copy, fail and are rebuilt.
 
-use dax::ids::{BlockKey, Generation, Version};
+use dax::ids::{BlockKey, Generation, Version, VolumeName};
 use dax::layer::{FILL, FILLED};
 use dax::storage::{Fill, Retention};
 use dax::wire::{Request, Response};
@@ -32,24 +32,23 @@ impl Schedule {
     /// Something happens to the fill of some child.
     pub(super) fn tend_fills(&mut self) {
         for r in 0..REPLICAS {
-            if self.chance(50) {
+            for _ in 0..self.rng.random_range(0..6) {
                 self.replicas[r].fill();
+                if self.chance(80) {
+                    self.commit(r);
+                }
             }
         }
-        if self.children.is_empty() {
-            return;
-        }
-        let at = self.rng.random_range(0..self.children.len());
-        let mut child = self.children.remove(at);
-        if !child.leaving {
-            match self.rng.random_range(0..10) {
+        for at in 0..self.children.len() {
+            let mut child = self.children.remove(at);
+            match self.rng.random_range(0..20) {
+                _ if child.leaving => {}
                 0 => self.remove_data(&mut child),
                 1 => self.retain_child(&child),
-                _ => self.have_filled(&mut child),
+                2..16 => self.have_filled(&mut child),
+                _ => {}
             }
-        }
-        self.children.insert(at, child);
-        for at in 0..self.children.len() {
+            self.children.insert(at, child);
             self.tell_removed(at);
         }
     }
@@ -303,21 +302,21 @@ impl Schedule {
 
 impl Replica {
     /// How far it says that it is with a fill; none if it is down or does not know the volume.
-    fn fill_of(&self, name: &dax::ids::VolumeName) -> Option<Fill> {
+    fn fill_of(&self, name: &VolumeName) -> Option<Fill> {
         let (_, volume) = self.open(name)?;
         Some(volume.fill.told(volume.is_rebuilding()))
     }
 
-    /// True if it is up and has the record.
-    fn has_record(&self, name: &dax::ids::VolumeName, record: &str) -> bool {
-        self.open(name).is_some_and(|(shared, volume)| {
-            let key = crate::meta::record_key(volume.id, record);
-            shared.engine.meta(&key).is_ok_and(|found| found.is_some())
+    /// True if it is up and knows that the volume is to be filled, or that it is in all replicas.
+    fn has_record(&self, name: &VolumeName, record: &str) -> bool {
+        self.open(name).is_some_and(|(_, volume)| match record {
+            FILL => volume.fill.is_wanted(),
+            _ => volume.fill.is_ended(),
         })
     }
 
     /// True if it is up and lacks the volume, or some of it.
-    fn is_rebuilt_of(&self, name: &dax::ids::VolumeName) -> bool {
+    fn is_rebuilt_of(&self, name: &VolumeName) -> bool {
         self.open(name)
             .is_some_and(|(_, volume)| volume.is_rebuilding())
     }
