@@ -16,6 +16,7 @@ mod differences;
 mod engines;
 mod exchange;
 mod failover;
+mod filled;
 mod first_hour;
 mod horizons;
 mod import;
