@@ -13,14 +13,12 @@ use dax::wire::{BlockWrite, Response, StoredBlock};
 use crate::committer::{Committer, Round};
 use crate::decide::{self, Stored, mark};
 use crate::engine::EngineError;
+use crate::filling::PassNumber;
 use crate::keys::Slot;
 #[cfg(test)]
 use crate::layers::LayerFlaw;
 use crate::meta::{self, Removal};
 use crate::volume::Volume;
-
-/// One pass of a fill.
-pub(crate) type PassNumber = u64;
 
 impl Committer {
     /// Puts copies of a pass, which does not count if one of them cannot be put.

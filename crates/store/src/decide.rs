@@ -10,7 +10,6 @@ use dax::ids::{Epoch, Generation, Version};
 use dax::membership::Membership;
 use dax::replica::{Claim, Heard, Refusal, replaces};
 use dax::sightings::Sightings;
-use dax::storage::Retention;
 use dax::wire::{BlockWrite, Request, Response, StoredRecord};
 
 use crate::committer::{Committer, Round};
@@ -273,7 +272,7 @@ impl Committer {
             }
             Request::Retain { epoch, retention } => match self.admit(&volume, epoch) {
                 Err(e) => error(&e),
-                Ok(()) => retain(&volume, retention, round),
+                Ok(()) => self.retain(&volume, retention, round),
             },
             Request::RemoveFiles { epoch, files } => match self.admit(&volume, epoch) {
                 Err(e) => error(&e),
@@ -455,13 +454,6 @@ pub(crate) fn mark(volume: &Volume, round: &mut Round, change: impl FnOnce(&mut 
     change(&mut about);
     let key = meta::volume_key(&volume.name);
     round.metas.insert(key, Some(to_json(&*about)));
-}
-
-fn retain(volume: &Arc<Volume>, retention: Retention, round: &mut Round) -> Response {
-    let key = meta::retention_key(volume.id);
-    round.metas.insert(key, Some(to_json(&retention)));
-    round.retentions.push((volume.clone(), retention));
-    Response::Done
 }
 
 fn refuse(conn: &Conn, number: u64, error: &Error) {

@@ -142,7 +142,7 @@ impl Committer {
         close: bool,
         round: &mut Round,
     ) -> Result<Response, EngineError> {
-        let children = self.shared.volumes.over(&volume.name);
+        let children = layers::over(&self.shared.volumes, &volume.name);
         if !children.is_empty() {
             let children: Vec<&str> = children.iter().map(|child| child.as_str()).collect();
             let text = format!(

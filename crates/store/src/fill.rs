@@ -17,18 +17,16 @@
 use std::collections::HashMap;
 use std::ops::Bound;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 use dax::ids::{BlockKey, FileId, Generation};
-use dax::layer::{FILL, FILLED, Layer};
+use dax::layer::Layer;
 use dax::replica;
-use dax::storage::Fill;
+use dax::storage::Retention;
 use dax::wire::StoredBlock;
-use parking_lot::{Condvar, Mutex};
 
-use crate::copies::PassNumber;
 use crate::engine::{Engine, EngineError, Found};
+use crate::filling::{LOOK_EVERY, PassNumber};
 use crate::janitor::{EVERYTHING, Pace};
 use crate::keys::{Slot, VolumeId};
 use crate::layers;
@@ -44,111 +42,8 @@ const SLOTS_PER_TURN: usize = if cfg!(test) { 8 } else { 1024 };
 const BYTES_PER_PUT: usize = 128 << 10;
 /// What a copy weighs in the committer's queue beside its data.
 const COPY_WEIGHT: usize = 256;
-/// Time until it looks again whether there is something to fill.
-const LOOK_EVERY: Duration = Duration::from_secs(1);
 /// Time until a pass that could not see or copy everything is begun again.
 const AGAIN_AFTER: Duration = Duration::from_secs(30);
-
-/// State of one volume's fill in this zone.
-#[derive(Debug, Default)]
-pub(crate) struct FillState {
-    wanted: AtomicBool,
-    done: AtomicBool,
-    ended: AtomicBool,
-    /// The last pass that began, and the last one that lacks something which could not be put.
-    begun: AtomicU64,
-    failed: AtomicU64,
-    looked: AtomicU64,
-    all: AtomicU64,
-}
-
-impl FillState {
-    /// That of a volume as it was stored.
-    pub fn new(done: bool) -> FillState {
-        let state = FillState::default();
-        state.set_done(done);
-        state
-    }
-
-    /// Makes a durable record known, if it is one of these.
-    pub fn publish(&self, record: &str) {
-        match record {
-            FILL => self.wanted.store(true, Ordering::SeqCst),
-            FILLED => self.ended.store(true, Ordering::SeqCst),
-            _ => {}
-        }
-    }
-
-    /// Makes it known, durably, that the volume has everything itself, or not any more.
-    pub fn set_done(&self, done: bool) {
-        self.done.store(done, Ordering::SeqCst);
-    }
-
-    pub fn is_done(&self) -> bool {
-        self.done.load(Ordering::SeqCst)
-    }
-
-    /// True if the volume is to have everything itself.
-    pub fn is_wanted(&self) -> bool {
-        self.wanted.load(Ordering::SeqCst)
-    }
-
-    /// True if all zones had everything once.
-    pub fn is_ended(&self) -> bool {
-        self.ended.load(Ordering::SeqCst)
-    }
-
-    /// A pass begins, which has so many slots to look at.
-    fn begin(&self, all: u64) -> PassNumber {
-        self.looked.store(0, Ordering::Relaxed);
-        self.all.store(all, Ordering::Relaxed);
-        self.begun.fetch_add(1, Ordering::SeqCst) + 1
-    }
-
-    /// Something that a pass found was not put.
-    pub fn fail(&self, pass: PassNumber) {
-        self.failed.fetch_max(pass, Ordering::SeqCst);
-    }
-
-    pub fn has_failed(&self, pass: PassNumber) -> bool {
-        self.failed.load(Ordering::SeqCst) >= pass
-    }
-
-    /// As clients are told; a volume that is `rebuilding` has nothing for sure.
-    pub fn told(&self, rebuilding: bool) -> Fill {
-        let done = self.is_done() && !rebuilding;
-        Fill {
-            done,
-            ended: done && self.is_ended(),
-            looked: self.looked.load(Ordering::Relaxed),
-            all: self.all.load(Ordering::Relaxed),
-        }
-    }
-}
-
-/// Wakes the thread that fills when it is to end.
-#[derive(Default)]
-pub(crate) struct Fills {
-    closed: Mutex<bool>,
-    changed: Condvar,
-}
-
-impl Fills {
-    /// Ends the thread, whatever is left to do.
-    pub fn close(&self) {
-        *self.closed.lock() = true;
-        self.changed.notify_all();
-    }
-
-    /// False if the zone stops.
-    fn rest(&self) -> bool {
-        let mut closed = self.closed.lock();
-        if !*closed {
-            self.changed.wait_for(&mut closed, LOOK_EVERY);
-        }
-        !*closed
-    }
-}
 
 /// Volumes below, as a pass found them: it counts only if they are the same at its end.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -325,11 +220,7 @@ impl Filler {
             if key.is_some_and(|key| key != slot.key) {
                 self.look(layer, &mut key, &mut generations, pass, copies)?;
                 if seen >= SLOTS_PER_TURN || self.shared.is_stopping() {
-                    copies
-                        .volume
-                        .fill
-                        .looked
-                        .fetch_add(seen as u64, Ordering::Relaxed);
+                    copies.volume.fill.look(seen as u64);
                     return Ok(false);
                 }
             }
@@ -339,11 +230,7 @@ impl Filler {
             self.pace.worked(1);
         }
         self.look(layer, &mut key, &mut generations, pass, copies)?;
-        copies
-            .volume
-            .fill
-            .looked
-            .fetch_add(seen as u64, Ordering::Relaxed);
+        copies.volume.fill.look(seen as u64);
         Ok(true)
     }
 
@@ -395,7 +282,7 @@ impl Filler {
                 return Ok(());
             }
         };
-        if self.is_needed(volume, key, block.generation)? {
+        if self.is_needed((volume, copies.retention.as_ref()), key, block.generation)? {
             copies.add(key, block);
         }
         Ok(())
@@ -404,7 +291,7 @@ impl Filler {
     /// True if a volume lacks a block in a generation, and some image of it shows it.
     fn is_needed(
         &self,
-        volume: &Volume,
+        (volume, retention): (&Volume, Option<&Retention>),
         key: BlockKey,
         generation: Generation,
     ) -> Result<bool, EngineError> {
@@ -417,9 +304,7 @@ impl Filler {
             return Ok(false);
         }
         stored.push(generation);
-        let dropped = volume
-            .retention()
-            .map(|retention| replica::prune(&stored, &retention));
+        let dropped = retention.map(|retention| replica::prune(&stored, retention));
         Ok(!dropped.is_some_and(|dropped| dropped.contains(&generation)))
     }
 }
@@ -464,6 +349,7 @@ fn is_gone(engine: &dyn Engine, volume: &Volume, file: FileId) -> Result<bool, E
 struct Copies<'a> {
     shared: &'a Shared,
     volume: &'a Arc<Volume>,
+    retention: Option<Retention>,
     pass: PassNumber,
     blocks: Vec<(BlockKey, StoredBlock)>,
     bytes: usize,
@@ -474,6 +360,7 @@ impl<'a> Copies<'a> {
         Copies {
             shared,
             volume,
+            retention: volume.retention(),
             pass,
             blocks: Vec::new(),
             bytes: 0,

@@ -3,6 +3,7 @@
 //! Invariant: where this zone does not have the whole of the volume below, a read is answered with "unavailable" unless the
 //! child has a block of its own; never with the word that there is nothing.
 
+use std::collections::BTreeSet;
 use std::sync::Arc;
 
 use dax::credentials::Secret;
@@ -264,6 +265,17 @@ fn check_proof(secret: Option<&Secret>, child: &VolumeName, layer: &Layer) -> Re
             ),
         )),
     }
+}
+
+/// Names of the volumes that lie over one, and need it here or in another zone.
+pub(crate) fn over(volumes: &Volumes, parent: &VolumeName) -> BTreeSet<VolumeName> {
+    let needs = |volume: &Arc<Volume>| {
+        let layer = volume.settings.layer.as_ref();
+        let over = layer.is_some_and(|layer| layer.parent == *parent);
+        over && !volume.is_removed() && !volume.fill.told(volume.is_rebuilding()).ended
+    };
+    let all = volumes.all().into_iter().filter(needs);
+    all.map(|volume| volume.name.clone()).collect()
 }
 
 /// How many volumes are below.

@@ -36,6 +36,7 @@ mod error;
 mod existence;
 mod fair_queue;
 mod fill;
+mod filling;
 #[cfg(test)]
 mod golden_test;
 mod greeting;

@@ -3,6 +3,7 @@
 use std::sync::Arc;
 
 use dax::error::{Error, ErrorKind};
+use dax::storage::Retention;
 use dax::wire::Response;
 
 use crate::committer::{Committer, Round};
@@ -80,5 +81,18 @@ impl Committer {
         self.shared.tasks.release(volume.id, &removal);
         let key = meta::removal_key(volume.id, number);
         round.metas.insert(key, None);
+    }
+
+    /// Keeps what is needed of the volume; the janitor finds what is not.
+    pub(crate) fn retain(
+        &self,
+        volume: &Arc<Volume>,
+        retention: Retention,
+        round: &mut Round,
+    ) -> Response {
+        let key = meta::retention_key(volume.id);
+        round.metas.insert(key, Some(to_json(&retention)));
+        round.retentions.push((volume.clone(), retention));
+        Response::Done
     }
 }

@@ -20,7 +20,7 @@ use parking_lot::{Mutex, MutexGuard, RwLock};
 
 use crate::engine::{Engine, EngineError};
 use crate::error::OpenError;
-use crate::fill::FillState;
+use crate::filling::FillState;
 use crate::keys::{VolumeId, decode_record};
 #[cfg(test)]
 use crate::layers::LayerFlaw;
@@ -443,20 +443,6 @@ impl Volumes {
     /// All of them.
     pub fn all(&self) -> Vec<Arc<Volume>> {
         self.by_name.read().values().cloned().collect()
-    }
-
-    /// Names of the volumes that lie over one, and need it here or in another zone.
-    pub fn over(&self, parent: &VolumeName) -> BTreeSet<VolumeName> {
-        let is_over = |volume: &&Arc<Volume>| {
-            let needs = !volume.fill.told(volume.is_rebuilding()).ended && !volume.is_removed();
-            let layer = volume.settings.layer.as_ref().filter(|_| needs);
-            layer.is_some_and(|layer| layer.parent == *parent)
-        };
-        let all = self.by_name.read();
-        all.values()
-            .filter(is_over)
-            .map(|volume| volume.name.clone())
-            .collect()
     }
 
     /// Makes a durable removal known.
