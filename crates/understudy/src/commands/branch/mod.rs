@@ -97,11 +97,15 @@ async fn drop_branch(args: cli::DropBranch) -> anyhow::Result<Code> {
         };
         return Err(Failure::new(Code::Refused, said).into());
     }
-    leave_out(cluster, "drop", &branch.volume).await?;
     branch.state = BranchState::Dropping;
     branch.store(names.as_ref()).await?;
     let secret = args.secret.secret_file.as_deref();
-    remove_volume(&in_volume(cluster, &branch.volume, secret)?).await?;
+    let left_out = leave_out(cluster, "drop", &branch.volume).await?;
+    let removed = remove_volume(&in_volume(cluster, &branch.volume, secret)?).await;
+    if let Some(left_out) = left_out {
+        left_out.end(removed.is_ok()).await?;
+    }
+    removed?;
     let parent = parent(&registry, &branch, secret).await?;
     Claim::release(&parent, &claimant(&args.name)?).await?;
     if let Some(pin) = &branch.pin {
