@@ -282,26 +282,33 @@ impl Filler {
                 return Ok(());
             }
         };
-        if self.is_needed((volume, copies.retention.as_ref()), key, block.generation)? {
+        if self.is_needed((volume, copies.retention.as_ref()), key, &block)? {
             copies.add(key, block);
         }
         Ok(())
     }
 
-    /// True if a volume lacks a block in a generation, and some image of it shows it.
+    /// True if a volume lacks this version of a block, or its copy is damaged, and some image of it shows it.
     fn is_needed(
         &self,
         (volume, retention): (&Volume, Option<&Retention>),
         key: BlockKey,
-        generation: Generation,
+        block: &StoredBlock,
     ) -> Result<bool, EngineError> {
+        let generation = block.generation;
         let range = (key.block.0, key.block.0);
         let slots = self.shared.slots_of(volume.id, key.file, range);
         let stored: Result<Vec<Generation>, EngineError> =
             slots.map(|slot| Ok(slot?.generation)).collect();
         let mut stored = stored?;
         if stored.contains(&generation) {
-            return Ok(false);
+            let slot = Slot {
+                volume: volume.id,
+                key,
+                generation,
+            };
+            let copy = self.shared.engine.get(&slot)?;
+            return Ok(!matches!(copy, Some(Found::Block(copy)) if copy.version >= block.version));
         }
         stored.push(generation);
         let dropped = retention.map(|retention| replica::prune(&stored, retention));

@@ -8,7 +8,7 @@ use std::sync::Arc;
 
 use dax::credentials::Secret;
 use dax::error::{Error, ErrorKind};
-use dax::ids::{BlockKey, Generation, VolumeName};
+use dax::ids::{BlockKey, Generation, Version, VolumeName};
 use dax::layer::{Layer, MAX_LAYERS};
 use dax::membership::Membership;
 use dax::storage::{Lineage, VolumeSettings};
@@ -32,6 +32,8 @@ pub(crate) enum LayerFlaw {
     BelievedWhileRebuilding,
     /// A fill believes the same.
     FilledWhileRebuilding,
+    /// A copy is taken for the newest that there is before all are there.
+    CopyBelieved,
     /// A copy is put in the place of what the child wrote last.
     CopyReplaces,
     /// A volume is marked as filled before a pass has seen everything.
@@ -42,13 +44,45 @@ pub(crate) enum LayerFlaw {
     RebuiltIsFilled,
 }
 
-/// True if a read as of `up_to` is of a block with generations, which may be of a volume below.
-pub(crate) fn has_generations(_volumes: &Volumes, up_to: Generation) -> bool {
+/// True if a volume below may have what a read as of `up_to` is to find, or something newer than what was found: until a volume is
+/// filled, a copy of its own may be older than what the layer shows. Blocks of one version are of no volume below.
+pub(crate) fn may_be_below(
+    _volumes: &Volumes,
+    layer: &Layer,
+    found: Option<&Found>,
+    up_to: Generation,
+) -> bool {
     #[cfg(test)]
-    if _volumes.layer_flaw() == Some(LayerFlaw::SingleFallsThrough) {
+    if _volumes.layer_flaw() == Some(LayerFlaw::SingleFallsThrough) && found.is_none() {
         return true;
     }
-    up_to != Generation::SINGLE
+    #[cfg(test)]
+    if _volumes.layer_flaw() == Some(LayerFlaw::CopyBelieved) && found.is_some() {
+        return false;
+    }
+    up_to != Generation::SINGLE && !found.is_some_and(|found| is_own(layer, found))
+}
+
+/// True if what was found is no copy of the image.
+fn is_own(layer: &Layer, found: &Found) -> bool {
+    age(found).0.epoch >= layer.first_epoch
+}
+
+/// Age of a block. A damaged one is older than any other of its generation.
+fn age(found: &Found) -> (Generation, Option<Version>) {
+    match found {
+        Found::Block(block) => (block.generation, Some(block.version)),
+        Found::Corrupt(generation) => (*generation, None),
+    }
+}
+
+/// The newer one of a block of a volume itself and one of a volume below, with that volume.
+pub(crate) fn newer(own: Option<Found>, below: Below) -> (Option<Found>, Option<Arc<Volume>>) {
+    match (own, below) {
+        (Some(own), Some((_, below))) if age(&own) >= age(&below) => (Some(own), None),
+        (_, Some((volume, below))) => (Some(below), Some(volume)),
+        (own, None) => (own, None),
+    }
 }
 
 /// Reads a block that `volume` has no version of, in the volumes below.
@@ -103,20 +137,29 @@ fn look(
     find: impl Fn(&Volume, &Layer) -> Result<Option<Found>, EngineError>,
 ) -> Result<Result<Below, Error>, EngineError> {
     let mut below: Option<Arc<Volume>> = None;
+    let mut newest: Below = None;
     // That of the volume itself was looked at by whoever asks, before he looked for a block of its own.
     let mut is_layered = volume.settings.layer.is_some();
     for _ in 0..=MAX_LAYERS {
         let child = below.as_deref().unwrap_or(volume);
         let Some(layer) = child.settings.layer.as_ref().filter(|_| is_layered) else {
-            return Ok(Ok(None));
+            return Ok(Ok(newest));
         };
         let parent = match complete(volumes, child, layer) {
             Ok(parent) => parent,
             Err(error) => return Ok(Err(error)),
         };
-        is_layered = parent.layer().is_some();
+        let deeper = parent.layer();
+        is_layered = deeper.is_some();
         if let Some(found) = find(&parent, layer)? {
-            return Ok(Ok(Some((parent, found))));
+            let is_last = deeper.is_none_or(|layer| is_own(layer, &found));
+            newest = match newer(Some(found), newest) {
+                (found, None) => found.map(|found| (parent.clone(), found)),
+                (found, Some(volume)) => found.map(|found| (volume, found)),
+            };
+            if is_last {
+                return Ok(Ok(newest));
+            }
         }
         if parent.is_removed() {
             // The child was filled meanwhile, and this is what is left of its parent.

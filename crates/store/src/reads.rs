@@ -99,14 +99,13 @@ pub(crate) fn read_block(
     } else {
         shared.engine.newest(volume.id, key, up_to)?
     };
-    let (found, below) = match found {
-        None if layer.is_some() && layers::has_generations(&shared.volumes, up_to) => {
-            match layers::newest((&shared.volumes, &*shared.engine), volume, key, up_to)? {
-                Ok(below) => below.map_or((None, None), |(v, found)| (Some(found), Some(v))),
-                Err(error) => return Ok(decide::error(&error)),
-            }
-        }
-        found => (found, None),
+    let looks = |layer| layers::may_be_below(&shared.volumes, layer, found.as_ref(), up_to);
+    let (found, below) = match layer.is_some_and(looks) {
+        false => (found, None),
+        true => match layers::newest((&shared.volumes, &*shared.engine), volume, key, up_to)? {
+            Ok(below) => layers::newer(found, below),
+            Err(error) => return Ok(decide::error(&error)),
+        },
     };
     let bytes = match &found {
         Some(Found::Block(block)) => block.data.len(),

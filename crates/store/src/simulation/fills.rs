@@ -138,6 +138,14 @@ impl Schedule {
     /// rebuilt. True if it is.
     pub(super) fn rebuild_child(&mut self, r: usize, child: &mut Child) -> bool {
         let store = self.replicas[r].store;
+        let counts = |other: &Replica| {
+            let volume = other.open(&child.name);
+            volume.is_some_and(|(_, volume)| !volume.is_rebuilding())
+        };
+        // Less is no quorum beside this one: a scrub waits.
+        if self.replicas.iter().filter(|other| counts(other)).count() < REPLICAS - 1 {
+            return false;
+        }
         if child.filling.sent[r] != Some(store) {
             let copies = self.shown_copies(r, child);
             if self.write_child(r, child, &copies) {
