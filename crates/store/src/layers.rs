@@ -32,8 +32,6 @@ pub(crate) enum LayerFlaw {
     BelievedWhileRebuilding,
     /// A fill believes the same.
     FilledWhileRebuilding,
-    /// A copy is taken for the newest that there is before all are there.
-    CopyBelieved,
     /// A copy is put in the place of what the child wrote last.
     CopyReplaces,
     /// A volume is marked as filled before a pass has seen everything.
@@ -55,10 +53,6 @@ pub(crate) fn may_be_below(
     #[cfg(test)]
     if _volumes.layer_flaw() == Some(LayerFlaw::SingleFallsThrough) && found.is_none() {
         return true;
-    }
-    #[cfg(test)]
-    if _volumes.layer_flaw() == Some(LayerFlaw::CopyBelieved) && found.is_some() {
-        return false;
     }
     up_to != Generation::SINGLE && !found.is_some_and(|found| is_own(layer, found))
 }

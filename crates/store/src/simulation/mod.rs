@@ -55,9 +55,6 @@ pub(crate) enum Flaw {
     /// An owner does not say that images are needed which children lie over.
     // hazard: LAYER-7
     ChildForgotten,
-    /// A copy of a fill is taken for the newest block before all are there.
-    // hazard: LAYER-10
-    CopyBelieved,
     /// A copy of a fill is put in the place of what the child wrote last.
     // hazard: LAYER-9
     CopyReplaces,
@@ -77,7 +74,7 @@ pub(crate) enum Flaw {
 
 impl Flaw {
     /// All of them.
-    pub const ALL: [Flaw; 18] = [
+    pub const ALL: [Flaw; 17] = [
         Flaw::UnreadableIsDamage,
         Flaw::MetaNumberAlone,
         Flaw::RebuildingAcksCount,
@@ -90,7 +87,6 @@ impl Flaw {
         Flaw::SingleFromLayer,
         Flaw::AbsentWhileRebuilding,
         Flaw::ChildForgotten,
-        Flaw::CopyBelieved,
         Flaw::CopyReplaces,
         Flaw::FilledEarly,
         Flaw::RemovedComesBack,

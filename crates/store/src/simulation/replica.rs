@@ -41,7 +41,6 @@ fn layer_flaw(flaw: Flaw) -> Option<LayerFlaw> {
         Flaw::ChildFromEpochOne => Some(LayerFlaw::FirstEpochIgnored),
         Flaw::SingleFromLayer => Some(LayerFlaw::SingleFallsThrough),
         Flaw::AbsentWhileRebuilding => Some(LayerFlaw::BelievedWhileRebuilding),
-        Flaw::CopyBelieved => Some(LayerFlaw::CopyBelieved),
         Flaw::CopyReplaces => Some(LayerFlaw::CopyReplaces),
         Flaw::FilledEarly => Some(LayerFlaw::FilledEarly),
         Flaw::RemovedComesBack => Some(LayerFlaw::RemovedComesBack),

@@ -6,7 +6,7 @@ use dax::error::ErrorKind;
 use dax::ids::{BlockKey, Epoch, Generation, Version};
 use dax::layer::{FILL, FILLED};
 use dax::storage::{Fill, Retention};
-use dax::wire::{Request, Response};
+use dax::wire::{BlockWrite, Request, Response};
 
 use super::TestZone;
 use super::client::{Client, key, kind, settings, v, write};
@@ -35,6 +35,14 @@ fn filled(client: &mut Client) {
     while !fill(client).done {
         assert!(Instant::now() < until, "{:?}", fill(client));
         std::thread::sleep(Duration::from_millis(10));
+    }
+}
+
+/// A copy that another zone has, as the owner of epoch 3 sends it who mends.
+fn copy(block: u64, generation: Generation, version: Version) -> BlockWrite {
+    BlockWrite {
+        epoch: Epoch(3),
+        ..write(key(1, block), generation, version)
     }
 }
 
@@ -114,13 +122,38 @@ fn copies_are_not_shown_before_all_are_there_and_what_no_image_needs_is_not_copi
     let told = child.ask(Request::Retain { epoch, retention });
     assert_eq!(told, Response::Done);
     // A fill that was begun has put this.
-    child.write(write(key(1, 0), g(1, 1), v(1, 1)));
+    child.write(copy(0, g(1, 1), v(1, 1)));
     child.flush();
     let own = (key(1, 1), g(3, 1));
     assert_eq!(stored(&mut child, 3), [own]);
     put(&mut child, FILL);
     filled(&mut child);
     assert_eq!(stored(&mut child, 3), [(key(1, 0), g(1, 1)), own]);
+}
+
+/// A zone that missed a block of the parent was filled, and its copy is sent to one that has lost the child: history 9885 of the
+/// simulation.
+// hazard: LAYER-10
+#[test]
+fn a_copy_that_is_older_than_what_the_layer_shows_is_not_believed() {
+    let t = TestZone::new();
+    parent(&t);
+    make(&t, "child", over("parent", image(), 3), false);
+    let above = image().continued(g(3, 1)).truncated(g(3, 1));
+    make(&t, "last", over("child", above, 4), false);
+    let mut child = owner(&t, "child", 3);
+    child.write(copy(1, g(1, 2), v(1, 2)));
+    child.write(copy(0, g(1, 1), v(1, 0)));
+    child.flush();
+    assert!(child.refused.is_empty());
+    let expected = [Some(v(1, 1)), Some(v(2, 1)), None, None];
+    let mut last = Client::volume(&t.address, "last");
+    assert_eq!(shown(&mut child), expected);
+    assert_eq!(shown(&mut last), expected);
+    put(&mut child, FILL);
+    filled(&mut child);
+    assert_eq!(shown(&mut child), expected);
+    assert_eq!(shown(&mut last), expected);
 }
 
 // hazard: LAYER-11
@@ -194,7 +227,7 @@ fn a_zone_that_was_rebuilt_is_filled_if_the_others_were_before() {
         make(&t, volume, over("parent", image(), 3), true);
         let mut child = owner_of_lost(&t, volume, 3);
         // What the others have of it.
-        child.write(write(key(1, 0), g(1, 1), v(1, 1)));
+        child.write(copy(0, g(1, 1), v(1, 1)));
         child.flush();
         for record in records {
             put(&mut child, record);
