@@ -28,7 +28,7 @@ impl Traffic {
     }
 }
 
-/// How far a replica is with a fill: with copying the image that a volume is laid over.
+/// Progress of a fill in a replica: of copying the image that a volume is laid over.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Fill {
     /// The volume needs nothing of the volume below in this zone.

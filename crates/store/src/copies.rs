@@ -1,4 +1,4 @@
-//! What the committer does about a fill ([`crate::fill`]): puts copies where nothing is, and marks a volume as filled.
+//! The part of a fill ([`crate::fill`]) that is the committer's: it puts copies where nothing is, and marks a volume as filled.
 //!
 //! Invariant: a copy is put only into a slot that has nothing, or an older version or a damaged copy of the same; never of a file that
 //! was removed before.

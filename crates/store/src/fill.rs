@@ -40,7 +40,7 @@ use crate::volume::{Volume, Volumes};
 const SLOTS_PER_TURN: usize = if cfg!(test) { 8 } else { 1024 };
 /// Bytes of copies in one message to the committer.
 const BYTES_PER_PUT: usize = 128 << 10;
-/// What a copy weighs in the committer's queue beside its data.
+/// Weight of a copy in the committer's queue beside its data.
 const COPY_WEIGHT: usize = 256;
 /// Time until a pass that could not see or copy everything is begun again.
 const AGAIN_AFTER: Duration = Duration::from_secs(30);
@@ -62,7 +62,7 @@ struct Pass {
     file: Option<(FileId, bool)>,
 }
 
-/// What a turn leaves to be done.
+/// Outcome of a turn.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Turn {
     /// There is more.

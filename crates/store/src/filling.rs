@@ -1,4 +1,4 @@
-//! How far a volume's fill ([`crate::fill`]) is in this zone, as its threads share it.
+//! Progress of a volume's fill ([`crate::fill`]) in this zone, as its threads share it.
 
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::Duration;

@@ -1,4 +1,4 @@
-//! What the committer does about blocks that are given back: it notes what was asked for, and drops what the janitor finds.
+//! The committer and blocks that are given back: it notes what was asked for, and drops what the janitor finds.
 
 use std::sync::Arc;
 

@@ -15,7 +15,7 @@ use crate::engine::Found;
 /// A child as the command that has it filled knows it, and those who send it again.
 #[derive(Default)]
 pub(super) struct Filling {
-    /// How often in a row all replicas have said that they have everything.
+    /// Times in a row that all replicas have said that they have everything.
     looks: u32,
     /// They have, for good.
     pub ended: bool,
@@ -309,7 +309,7 @@ impl Schedule {
 }
 
 impl Replica {
-    /// How far it says that it is with a fill; none if it is down or does not know the volume.
+    /// Progress of a fill, as it says; none if it is down or does not know the volume.
     fn fill_of(&self, name: &VolumeName) -> Option<Fill> {
         let (_, volume) = self.open(name)?;
         Some(volume.fill.told(volume.is_rebuilding()))

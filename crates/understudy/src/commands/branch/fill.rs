@@ -27,7 +27,7 @@ const LOOK_EVERY: Duration = Duration::from_millis(500);
 const PRINT_EVERY: Duration = Duration::from_secs(5);
 const ANSWERED_WITHIN: Duration = Duration::from_secs(5);
 
-/// Who has answered: stores and members that a second look has to find again.
+/// Those that have answered: stores and members that a second look has to find again.
 type Who = (Vec<Option<StoreId>>, Option<Version>);
 
 /// One look at all zones of a branch.
@@ -152,7 +152,7 @@ async fn look(storage: &Arc<dyn Storage>) -> anyhow::Result<Look> {
     Ok(judge(&fills, (stores, members.map(|m| m.version))))
 }
 
-/// What follows from the answers of all zones.
+/// Judges the answers of all zones.
 fn judge(fills: &[Fill], who: Who) -> Look {
     let percent = |fill: &Fill| match fill.done {
         true => 100,
