@@ -81,8 +81,9 @@ impl Schedule {
         if !self.replicas.iter().all(is_there) || self.lost.contains(&true) {
             return;
         }
-        let is_whole = |child: &Child| !child.leaving && !child.filling.removed;
-        let below = self.children.iter().rposition(is_whole);
+        let is_open =
+            |child: &Child| !child.leaving && !child.filling.removed && !child.filling.closed;
+        let below = self.children.iter().rposition(is_open);
         let below = below.filter(|_| self.chance(40));
         let (parent, image, root, shown) =
             match (below, self.pins.last().or(self.seals.last()).cloned()) {
@@ -252,6 +253,7 @@ impl Schedule {
                 assert!(is_below || kind != ErrorKind::Conflict, "{answer:?}");
                 self.coverage.one("removals refused");
                 child.leaving |= !close;
+                child.filling.closed = true;
                 return self.children.insert(at, child);
             }
             // A replica that lost its disk may know nothing of what lies over the child; the others do.

@@ -21,6 +21,8 @@ pub(super) struct Filling {
     pub ended: bool,
     /// Its file of data was removed.
     pub removed: bool,
+    /// Its removal was refused, and some replica may have closed it.
+    pub closed: bool,
     /// Stores that were told so, and those that were sent all when they had lost it.
     told: [Option<u64>; REPLICAS],
     sent: [Option<u64>; REPLICAS],
