@@ -125,7 +125,7 @@ async fn fill(storage: &Arc<dyn Storage>, name: &str, quiet: bool) -> anyhow::Re
 }
 
 async fn put(storage: &Arc<dyn Storage>, record: &str) -> anyhow::Result<()> {
-    let value = bytes::Bytes::from_static(b"{}");
+    let value = b"{}".to_vec().into();
     in_time(async { Ok(storage.put_record(record, value, Authority::Node).await?) }).await
 }
 
