@@ -67,7 +67,7 @@ pub(crate) enum Flaw {
     /// A child is filled from a volume that is being rebuilt.
     // hazard: LAYER-12
     FilledWhileRebuilding,
-    /// A child that was rebuilt is taken for filled.
+    /// A child that was rebuilt counts as filled.
     // hazard: LAYER-12
     RebuiltIsFilled,
 }
