@@ -331,7 +331,7 @@ impl Receiver {
                 self.conn.knows(version);
                 Ok(())
             }
-            Request::Usage => self.answer(id, &Response::Usage(volume.usage())),
+            Request::Usage => self.answer(id, &Response::Usage(Box::new(volume.usage()))),
             Request::Read { key, up_to } => {
                 let job = ReadJob {
                     conn: self.conn.clone(),

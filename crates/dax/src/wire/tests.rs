@@ -173,7 +173,7 @@ fn a_checksum_covers_the_name_and_the_bytes() {
 #[test]
 fn how_far_a_fill_is_comes_with_the_usage() {
     for past_blocks in [0, 9] {
-        let usage = Response::Usage(Usage {
+        let usage = Response::Usage(Box::new(Usage {
             past_blocks,
             fill: Some(Fill {
                 done: true,
@@ -182,7 +182,7 @@ fn how_far_a_fill_is_comes_with_the_usage() {
                 all: 4,
             }),
             ..Usage::default()
-        });
+        }));
         let bytes = Bytes::from(on_the_wire(&usage.encode(1, &mut BytesMut::new())));
         assert_eq!(Response::decode(bytes.slice(4..)).unwrap(), (1, usage));
     }
