@@ -3,6 +3,7 @@
 use std::sync::Arc;
 
 use dax::client::Client;
+use dax::ids::VolumeName;
 use dax::storage::{Storage, VolumeSettings};
 
 use crate::config::ClusterConfig;
@@ -62,6 +63,53 @@ async fn way(
             None => return Ok(way),
         }
     }
+}
+
+/// A volume that the database's way leads past since [`leave_out`].
+pub struct LeftOut {
+    before: Arc<dyn Storage>,
+    moved: Moved,
+}
+
+impl LeftOut {
+    /// Ends it: the volume is removed, or else the way leads through it again.
+    ///
+    /// # Errors
+    /// Of the storage tier.
+    pub async fn end(self, removed: bool) -> dax::Result<()> {
+        if !removed {
+            self.moved.store(self.before.as_ref()).await?;
+        }
+        self.before.release().await
+    }
+}
+
+/// Has the database's way lead past a volume that it has left, so that the volume can be removed: whoever starts follows the way. None
+/// if the way does not lead through it.
+///
+/// # Errors
+/// As [`current`], and `Conflict` or `Fenced` if somebody else owns an epoch of the volume before it meanwhile.
+pub async fn leave_out(
+    config: &ClusterConfig,
+    client_name: &str,
+    volume: &VolumeName,
+) -> dax::Result<Option<LeftOut>> {
+    let way = way(&config.moved_to(None), client_name).await?;
+    let mut hops = way.windows(3);
+    let hop = hops.find(|hop| hop[1].0.stored_in() == volume);
+    let Some([(_, before), (there, _), (after, _)]) = hop else {
+        return Ok(None);
+    };
+    let (Some(moved), Some(after)) = (&there.moved, &after.moved) else {
+        return Ok(None);
+    };
+    // Nobody serves there.
+    before.own_epoch(&config.name).await?;
+    after.store(before.as_ref()).await?;
+    Ok(Some(LeftOut {
+        before: before.clone(),
+        moved: moved.clone(),
+    }))
 }
 
 /// Where the database has gone from the volume that this configuration leads to, if it has.
@@ -150,7 +198,7 @@ mod on_cassandra {
 
 #[cfg(test)]
 mod tests {
-    use dax::ids::{NodeName, VolumeName};
+    use dax::ids::NodeName;
     use dax::memory::MemoryCluster;
 
     use super::*;

@@ -24,6 +24,19 @@ pub const MAX_LAYERS: usize = 8;
 /// Spans of a layer's image, at most.
 pub const MAX_SPANS: usize = 4096;
 
+/// Record of a volume that is laid over another one. Since it is there, whatever it says, each zone copies what the volume shows of
+/// the image, from what the zone has itself.
+///
+/// ```text
+///   no record ──▶ "fill": each zone copies ── all zones have said twice that they have all ──▶ "filled": the volume below may go
+/// ```
+pub const FILL: &str = "fill";
+/// Record of a volume all of whose zones have said that they have everything.
+///
+/// Invariant: a store that finds it when it was rebuilt was sent everything by zones that had everything. That is why they are asked
+/// twice: one that loses its disk after its second answer is rebuilt from zones that were filled by the first.
+pub const FILLED: &str = "filled";
+
 /// Image that a volume is laid over.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Layer {

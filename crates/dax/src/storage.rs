@@ -17,7 +17,7 @@ pub use crate::lineage::{Lineage, Span};
 use crate::membership::{Change, Membership};
 pub use crate::settings::{MAX_REPLICAS, Protocol, VolumeSettings};
 pub use crate::status::{ReplicaStatus, StorageCounters};
-pub use crate::usage::{Relative, Traffic, Usage};
+pub use crate::usage::{Fill, Relative, Traffic, Usage};
 
 /// Who owns the highest epoch that a quorum knows.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]

@@ -39,6 +39,19 @@ pub struct Relative {
     pub used_bytes: u64,
 }
 
+/// Progress of a fill in a replica: of copying the image that a volume is laid over.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Fill {
+    /// The volume needs nothing of the volume below in this zone.
+    pub done: bool,
+    /// And it is known here that this holds in all zones ([`FILLED`](crate::layer::FILLED)).
+    pub ended: bool,
+    /// Versions of blocks of the volumes below that were looked at.
+    pub looked: u64,
+    /// Those that there are, about.
+    pub all: u64,
+}
+
 /// Contents and work of one replica for a volume.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Usage {
@@ -58,6 +71,9 @@ pub struct Usage {
     /// The volumes that share blocks with it, in the order of their names.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub relatives: Vec<Relative>,
+    /// Of a volume that was laid over another one. A server of an older release does not say it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub fill: Option<Fill>,
 }
 
 impl Usage {

@@ -30,11 +30,10 @@ impl Committer {
             let stored = changed.as_ref();
             return Ok(stored.and_then(|stored| self.behind(write, &stored.data)));
         }
+        let layer = volume.layer();
         match self.shared.engine.get(&slot) {
             Ok(Some(Found::Block(stored))) => Ok(self.behind(write, &stored.data)),
-            Ok(None) if volume.settings.layer.is_some() => {
-                self.completed_below(write, volume, slot)
-            }
+            Ok(None) if layer.is_some() => self.completed_below(write, volume, slot),
             Ok(Some(Found::Corrupt(_)) | None) => Ok(None),
             Err(error) if error.may_pass() => Ok(None),
             Err(error) => Err(error),

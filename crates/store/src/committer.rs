@@ -22,6 +22,7 @@ use std::time::Instant;
 use bytes::{Bytes, BytesMut};
 use dax::forms::Forms;
 use dax::ids::{BlockKey, Epoch};
+use dax::layer::{FILL, FILLED};
 use dax::membership::Membership;
 use dax::replica::{Fence, WriteLink};
 use dax::sightings::Sightings;
@@ -94,6 +95,9 @@ pub(crate) struct Round {
     pub sightings: Vec<(Arc<Volume>, Arc<Sightings>)>,
     /// Forms that may be in volumes from now on.
     pub forms: Vec<(Arc<Volume>, Forms)>,
+    /// Volumes that may have a record of their fill now, and those that are filled.
+    pub fillings: Vec<(Arc<Volume>, &'static str)>,
+    pub filled: Vec<Arc<Volume>>,
     /// Volumes that lack what this store had acknowledged.
     pub went_back: Vec<(Arc<Volume>, Forgiven)>,
     /// Volumes that are complete again.
@@ -148,6 +152,13 @@ impl Round {
                 None => batch.remove_meta(&key),
             }
         }
+    }
+
+    /// Notes a record, if it is one of a fill.
+    pub fn filling(&mut self, volume: &Arc<Volume>, record: &str) {
+        let found = [FILL, FILLED].into_iter().find(|name| *name == record);
+        self.fillings
+            .extend(found.map(|name| (volume.clone(), name)));
     }
 
     /// The volume is removed, and what the round wrote into it.
@@ -287,6 +298,13 @@ impl Committer {
         for (conn, upto) in round.writes.into_values() {
             conn.applied(upto);
             conn.acknowledge(upto, commit, &mut self.scratch);
+        }
+        for (volume, record) in round.fillings {
+            volume.fill.publish(record);
+        }
+        for volume in round.filled {
+            tracing::info!(volume = %volume.name, "filled: it needs nothing of the volume below in this zone");
+            volume.fill.set_done(true);
         }
         for (volume, forgiven) in round.went_back {
             tracing::warn!(

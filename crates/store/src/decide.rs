@@ -10,7 +10,6 @@ use dax::ids::{Epoch, Generation, Version};
 use dax::membership::Membership;
 use dax::replica::{Claim, Heard, Refusal, replaces};
 use dax::sightings::Sightings;
-use dax::storage::Retention;
 use dax::wire::{BlockWrite, Request, Response, StoredRecord};
 
 use crate::committer::{Committer, Round};
@@ -59,6 +58,8 @@ impl Committer {
                     round.blocks.insert(slot, None);
                 }
             }
+            Work::Fill(volume, pass, blocks) => self.copy((&volume, pass), blocks, round)?,
+            Work::Filled(volume, pass) => self.filled(&volume, pass, round)?,
             Work::Damaged(slot) => self.versions.damage(&slot),
             Work::Removed(volume, number, removal) => self.removed(volume, number, removal, round),
         }
@@ -138,7 +139,7 @@ impl Committer {
         Ok(Ok(()))
     }
 
-    fn stored(&self, slot: &Slot, round: &Round) -> Result<Stored, EngineError> {
+    pub(crate) fn stored(&self, slot: &Slot, round: &Round) -> Result<Stored, EngineError> {
         if let Some(known) = self.versions.get(slot) {
             return Ok(Stored::Version(known));
         }
@@ -264,13 +265,14 @@ impl Committer {
                         {
                             round.forms.push((volume.clone(), forms));
                         }
+                        round.filling(&volume, &name);
                         self.put_record(&volume, &name, record, round)?
                     }
                 }
             }
             Request::Retain { epoch, retention } => match self.admit(&volume, epoch) {
                 Err(e) => error(&e),
-                Ok(()) => retain(&volume, retention, round),
+                Ok(()) => self.retain(&volume, retention, round),
             },
             Request::RemoveFiles { epoch, files } => match self.admit(&volume, epoch) {
                 Err(e) => error(&e),
@@ -304,7 +306,7 @@ impl Committer {
             },
             Request::Rebuilt { epoch } => match self.admit(&volume, epoch) {
                 Err(e) => error(&e),
-                Ok(()) => rebuilt(&volume, round),
+                Ok(()) => self.rebuilt(&volume, round)?,
             },
             other => {
                 debug_assert!(false, "{other:?} is answered by its connection");
@@ -367,67 +369,11 @@ impl Committer {
             version: record.version,
         })
     }
-
-    /// Notes blocks to give back; the janitor does it, also after a restart.
-    fn remove(&mut self, volume: &Arc<Volume>, removal: Removal, round: &mut Round) -> Response {
-        if !self.shared.tasks.reserve(volume.id, &removal) {
-            let text = "much is waiting to be given back already";
-            return error(&Error::new(ErrorKind::Unavailable, text));
-        }
-        let number = self.next_removal;
-        self.next_removal += 1;
-        let key = meta::removal_key(volume.id, number);
-        round.metas.insert(key, Some(to_json(&removal)));
-        round.removals.push((volume.clone(), number, removal));
-        Response::Done
-    }
-
-    fn drop_slots(
-        &mut self,
-        volume: &Arc<Volume>,
-        slots: &[Slot],
-        round: &mut Round,
-    ) -> Result<(), EngineError> {
-        for slot in slots {
-            let stored = match round.blocks.get(slot) {
-                Some(write) => write.is_some(),
-                None => match self.shared.engine.contains(slot) {
-                    Ok(stored) => stored,
-                    // Whether one slot less is counted, nobody knows: the janitor looks again.
-                    Err(error) if error.may_pass() => {
-                        volume.add_candidates([slot.key]);
-                        self.undone.insert(volume.id);
-                        continue;
-                    }
-                    Err(error) => return Err(error),
-                },
-            };
-            self.versions.forget(slot);
-            if stored {
-                round.blocks.insert(*slot, None);
-                round.touch(volume).slots -= 1;
-            }
-        }
-        Ok(())
-    }
-
-    /// Forgets a removal whose blocks are all gone; one that some are left of is done again.
-    fn removed(&mut self, volume: Arc<Volume>, number: u64, removal: Removal, round: &mut Round) {
-        let undone = self.undone.remove(&volume.id);
-        #[cfg(test)]
-        let undone = undone && !self.undone_forgotten;
-        if undone {
-            return self.shared.tasks.remove(volume, number, removal);
-        }
-        self.shared.tasks.release(volume.id, &removal);
-        let key = meta::removal_key(volume.id, number);
-        round.metas.insert(key, None);
-    }
 }
 
 /// What a slot holds, as far as the put rule is concerned.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Stored {
+pub(crate) enum Stored {
     Nothing,
     Version(Known),
     /// A damaged block whose version nobody remembers: any intact one repairs it.
@@ -435,7 +381,7 @@ enum Stored {
 }
 
 impl Stored {
-    fn is_replaced_by(self, version: Version) -> bool {
+    pub fn is_replaced_by(self, version: Version) -> bool {
         match self {
             Stored::Nothing | Stored::Damaged => true,
             Stored::Version(known) => known.is_replaced_by(version),
@@ -496,6 +442,7 @@ fn went_back(volume: &Arc<Volume>, forgiven: Forgiven, round: &mut Round) -> Res
     mark(volume, round, |about| {
         about.rebuilding = true;
         about.forgiven = Some(forgiven);
+        about.filled = false;
     });
     round.went_back.push((volume.clone(), forgiven));
     Response::Done
@@ -507,22 +454,6 @@ pub(crate) fn mark(volume: &Volume, round: &mut Round, change: impl FnOnce(&mut 
     change(&mut about);
     let key = meta::volume_key(&volume.name);
     round.metas.insert(key, Some(to_json(&*about)));
-}
-
-fn rebuilt(volume: &Arc<Volume>, round: &mut Round) -> Response {
-    mark(volume, round, |about| {
-        about.rebuilding = false;
-        about.restored = true;
-    });
-    round.rebuilt.push(volume.clone());
-    Response::Done
-}
-
-fn retain(volume: &Arc<Volume>, retention: Retention, round: &mut Round) -> Response {
-    let key = meta::retention_key(volume.id);
-    round.metas.insert(key, Some(to_json(&retention)));
-    round.retentions.push((volume.clone(), retention));
-    Response::Done
 }
 
 fn refuse(conn: &Conn, number: u64, error: &Error) {

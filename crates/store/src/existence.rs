@@ -142,7 +142,7 @@ impl Committer {
         close: bool,
         round: &mut Round,
     ) -> Result<Response, EngineError> {
-        let children = self.shared.volumes.over(&volume.name);
+        let children = layers::over(&self.shared.volumes, &volume.name);
         if !children.is_empty() {
             let children: Vec<&str> = children.iter().map(|child| child.as_str()).collect();
             let text = format!(
@@ -161,7 +161,11 @@ impl Committer {
             return Ok(error(&Error::new(ErrorKind::Conflict, text)));
         }
         let id = volume.id;
-        let lists = [meta::record_key(id, ""), meta::removals_key(id)];
+        let lists = [
+            meta::record_key(id, ""),
+            meta::removals_key(id),
+            meta::gone_files_key(id),
+        ];
         let mut gone = vec![
             meta::volume_key(&volume.name),
             meta::epoch_key(id),

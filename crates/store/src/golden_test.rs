@@ -167,6 +167,14 @@ fn look_at_layers(values: &mut Values) {
     assert_eq!(removed, Some((name, VolumeId(2))));
 }
 
+/// Values that came with fills: a zone without them looks at the volume below as before.
+fn look_at_fills(values: &mut Values) {
+    values.json(VolumeMeta {
+        filled: true,
+        ..VolumeMeta::new(VolumeId(2), VolumeSettings::default())
+    });
+}
+
 /// A volume without a layer is written as ever, so that a zone can go back to the program before.
 #[test]
 fn a_volume_without_a_layer_is_written_as_before() {
@@ -182,6 +190,7 @@ fn a_volume_without_a_layer_is_written_as_before() {
 fn golden_values_of_a_zones_directory_are_understood() {
     golden("zone-4.txt", look);
     golden("zone-layers.txt", look_at_layers);
+    golden("zone-fills.txt", look_at_fills);
 }
 
 fn golden(name: &str, look: impl Fn(&mut Values)) {

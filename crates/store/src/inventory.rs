@@ -150,8 +150,14 @@ impl InventoryJob {
         };
         let range = (from, Bound::Included(at(last).encode()));
         let (mut entries, mut bytes) = (Vec::new(), 0);
+        // Copies that a fill has not completed are nobody's loss, and not sent to other zones.
+        let unfilled = self.volume.layer().map(|layer| layer.first_epoch);
         for slot in shared.engine.slots(range) {
             let slot = slot?;
+            let epoch = slot.generation.epoch;
+            if slot.generation != Generation::SINGLE && unfilled.is_some_and(|own| epoch < own) {
+                continue;
+            }
             if entries.len() >= INVENTORY_PAGE_ENTRIES || bytes >= INVENTORY_PAGE_BYTES {
                 return Ok(Response::Inventory {
                     entries,

@@ -3,11 +3,12 @@
 //! Invariant: where this zone does not have the whole of the volume below, a read is answered with "unavailable" unless the
 //! child has a block of its own; never with the word that there is nothing.
 
+use std::collections::BTreeSet;
 use std::sync::Arc;
 
 use dax::credentials::Secret;
 use dax::error::{Error, ErrorKind};
-use dax::ids::{BlockKey, Generation, VolumeName};
+use dax::ids::{BlockKey, Generation, Version, VolumeName};
 use dax::layer::{Layer, MAX_LAYERS};
 use dax::membership::Membership;
 use dax::storage::{Lineage, VolumeSettings};
@@ -29,15 +30,53 @@ pub(crate) enum LayerFlaw {
     SingleFallsThrough,
     /// A block that a volume does not have while it is rebuilt is not there.
     BelievedWhileRebuilding,
+    /// A fill believes the same.
+    FilledWhileRebuilding,
+    /// A copy is put in the place of what the child wrote last.
+    CopyReplaces,
+    /// A volume is marked as filled before a pass has seen everything.
+    FilledEarly,
+    /// Files that were removed are copied all the same.
+    RemovedComesBack,
+    /// A volume that was rebuilt is taken for filled.
+    RebuiltIsFilled,
 }
 
-/// True if a read as of `up_to` is of a block with generations, which may be of a volume below.
-pub(crate) fn has_generations(_volumes: &Volumes, up_to: Generation) -> bool {
+/// True if a volume below may have what a read as of `up_to` is to find, or something newer than what was found: until a volume is
+/// filled, a copy of its own may be older than what the layer shows. Blocks of one version are of no volume below.
+pub(crate) fn may_be_below(
+    _volumes: &Volumes,
+    layer: &Layer,
+    found: Option<&Found>,
+    up_to: Generation,
+) -> bool {
     #[cfg(test)]
-    if _volumes.layer_flaw() == Some(LayerFlaw::SingleFallsThrough) {
+    if _volumes.layer_flaw() == Some(LayerFlaw::SingleFallsThrough) && found.is_none() {
         return true;
     }
-    up_to != Generation::SINGLE
+    up_to != Generation::SINGLE && !found.is_some_and(|found| is_own(layer, found))
+}
+
+/// True if what was found is no copy of the image.
+fn is_own(layer: &Layer, found: &Found) -> bool {
+    age(found).0.epoch >= layer.first_epoch
+}
+
+/// Age of a block. A damaged one is older than any other of its generation.
+fn age(found: &Found) -> (Generation, Option<Version>) {
+    match found {
+        Found::Block(block) => (block.generation, Some(block.version)),
+        Found::Corrupt(generation) => (*generation, None),
+    }
+}
+
+/// The newer one of a block of a volume itself and one of a volume below, with that volume.
+pub(crate) fn newer(own: Option<Found>, below: Below) -> (Option<Found>, Option<Arc<Volume>>) {
+    match (own, below) {
+        (Some(own), Some((_, below))) if age(&own) >= age(&below) => (Some(own), None),
+        (_, Some((volume, below))) => (Some(below), Some(volume)),
+        (own, None) => (own, None),
+    }
 }
 
 /// Reads a block that `volume` has no version of, in the volumes below.
@@ -92,17 +131,33 @@ fn look(
     find: impl Fn(&Volume, &Layer) -> Result<Option<Found>, EngineError>,
 ) -> Result<Result<Below, Error>, EngineError> {
     let mut below: Option<Arc<Volume>> = None;
+    let mut newest: Below = None;
+    // That of the volume itself was looked at by whoever asks, before he looked for a block of its own.
+    let mut is_layered = volume.settings.layer.is_some();
     for _ in 0..=MAX_LAYERS {
         let child = below.as_deref().unwrap_or(volume);
-        let Some(layer) = &child.settings.layer else {
-            return Ok(Ok(None));
+        let Some(layer) = child.settings.layer.as_ref().filter(|_| is_layered) else {
+            return Ok(Ok(newest));
         };
         let parent = match complete(volumes, child, layer) {
             Ok(parent) => parent,
             Err(error) => return Ok(Err(error)),
         };
+        let deeper = parent.layer();
+        is_layered = deeper.is_some();
         if let Some(found) = find(&parent, layer)? {
-            return Ok(Ok(Some((parent, found))));
+            let is_last = deeper.is_none_or(|layer| is_own(layer, &found));
+            newest = match newer(Some(found), newest) {
+                (found, None) => found.map(|found| (parent.clone(), found)),
+                (found, Some(volume)) => found.map(|found| (volume, found)),
+            };
+            if is_last {
+                return Ok(Ok(newest));
+            }
+        }
+        if parent.is_removed() {
+            // The child was filled meanwhile, and this is what is left of its parent.
+            return Ok(Err(unavailable(child, layer, "which was removed")));
         }
         below = Some(parent);
     }
@@ -110,20 +165,20 @@ fn look(
 }
 
 /// The volume below, if this zone has the whole of it.
-fn complete(volumes: &Volumes, child: &Volume, layer: &Layer) -> Result<Arc<Volume>, Error> {
-    let unavailable = |why: &str| {
-        let text = format!(
-            "volume {} lies over {}, {why} in this zone",
-            child.name, layer.parent
-        );
-        Error::new(ErrorKind::Unavailable, text)
-    };
+pub(crate) fn complete(
+    volumes: &Volumes,
+    child: &Volume,
+    layer: &Layer,
+) -> Result<Arc<Volume>, Error> {
+    let unavailable = |why: &str| unavailable(child, layer, why);
     let Some(parent) = volumes.get(&layer.parent) else {
         return Err(unavailable("which is not"));
     };
     #[cfg(test)]
-    if volumes.layer_flaw() == Some(LayerFlaw::BelievedWhileRebuilding) {
-        return Ok(parent);
+    match volumes.layer_flaw() {
+        Some(LayerFlaw::BelievedWhileRebuilding) => return Ok(parent),
+        Some(LayerFlaw::FilledWhileRebuilding) if volumes.is_filling() => return Ok(parent),
+        _ => {}
     }
     if parent.is_rebuilding() {
         return Err(unavailable("which is being rebuilt"));
@@ -132,6 +187,14 @@ fn complete(volumes: &Volumes, child: &Volume, layer: &Layer) -> Result<Arc<Volu
         true => Err(unavailable("which may have gone back")),
         false => Ok(parent),
     }
+}
+
+fn unavailable(child: &Volume, layer: &Layer, why: &str) -> Error {
+    let text = format!(
+        "volume {} lies over {}, {why} in this zone",
+        child.name, layer.parent
+    );
+    Error::new(ErrorKind::Unavailable, text)
 }
 
 /// The newest version of a block that an image has. Blocks of one version are in none.
@@ -208,7 +271,8 @@ pub(crate) fn check_members(
     membership: &Membership,
 ) -> Result<(), Error> {
     let layer = child.settings.layer.as_ref();
-    let Some(layer) = layer.filter(|_| membership.begins()) else {
+    let needed = membership.begins() && !child.fill.is_ended();
+    let Some(layer) = layer.filter(|_| needed) else {
         return Ok(());
     };
     let kept = volumes
@@ -240,9 +304,20 @@ fn check_proof(secret: Option<&Secret>, child: &VolumeName, layer: &Layer) -> Re
     }
 }
 
+/// Names of the volumes that lie over one, and need it here or in another zone.
+pub(crate) fn over(volumes: &Volumes, parent: &VolumeName) -> BTreeSet<VolumeName> {
+    let needs = |volume: &Arc<Volume>| {
+        let layer = volume.settings.layer.as_ref();
+        let over = layer.is_some_and(|layer| layer.parent == *parent);
+        over && !volume.is_removed() && !volume.fill.told(volume.is_rebuilding()).ended
+    };
+    let all = volumes.all().into_iter().filter(needs);
+    all.map(|volume| volume.name.clone()).collect()
+}
+
 /// How many volumes are below.
 fn depth(volumes: &Volumes, volume: &Arc<Volume>) -> usize {
-    let below = |volume: &Arc<Volume>| volumes.get(&volume.settings.layer.as_ref()?.parent);
+    let below = |volume: &Arc<Volume>| volumes.get(&volume.layer()?.parent);
     let below = std::iter::successors(Some(volume.clone()), below);
     below.skip(1).take(MAX_LAYERS + 1).count()
 }

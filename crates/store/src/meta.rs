@@ -15,6 +15,7 @@
 //! n <id>                  how many slots the volume's blocks take            u64
 //! r <id> <name>           record: version, value
 //! j <id> <number>         a removal that is not finished                     JSON
+//! g <id> <file>           a file that was removed, of a volume whose layer may be filled
 //! ```
 
 use std::io::ErrorKind;
@@ -60,6 +61,9 @@ pub(crate) struct VolumeMeta {
     /// The volume below may be an older copy than the one that this volume was laid over.
     #[serde(default, skip_serializing_if = "is_false")]
     pub doubts_layer: bool,
+    /// This replica has all that the volume shows of the volume below, and looks there no more.
+    #[serde(default, skip_serializing_if = "is_false")]
+    pub filled: bool,
 }
 
 fn is_false(value: &bool) -> bool {
@@ -77,6 +81,7 @@ impl VolumeMeta {
             closed: None,
             restored: false,
             doubts_layer: false,
+            filled: false,
         }
     }
 }
@@ -150,6 +155,15 @@ pub(crate) fn record_key(volume: VolumeId, name: &str) -> Vec<u8> {
 
 /// Bytes of a record's key in front of its name.
 pub(crate) const RECORD_KEY_HEAD: usize = 5;
+
+/// The key prefix of a volume's files that a fill must not bring back.
+pub(crate) fn gone_files_key(volume: VolumeId) -> Vec<u8> {
+    [b"g".as_slice(), &volume.0.to_be_bytes()].concat()
+}
+
+pub(crate) fn gone_file_key(volume: VolumeId, file: FileId) -> Vec<u8> {
+    [gone_files_key(volume).as_slice(), &file.0.to_be_bytes()].concat()
+}
 
 /// The key prefix of a volume's unfinished removals.
 pub(crate) fn removals_key(volume: VolumeId) -> Vec<u8> {

@@ -87,6 +87,8 @@ pub(crate) fn read_block(
     key: BlockKey,
     up_to: Generation,
 ) -> Result<Response, EngineError> {
+    // What the fill puts in the meantime is either found, or looked for below.
+    let layer = volume.layer();
     let found = if up_to == Generation::SINGLE {
         let slot = Slot {
             volume: volume.id,
@@ -97,16 +99,13 @@ pub(crate) fn read_block(
     } else {
         shared.engine.newest(volume.id, key, up_to)?
     };
-    let (found, below) = match found {
-        None if volume.settings.layer.is_some()
-            && layers::has_generations(&shared.volumes, up_to) =>
-        {
-            match layers::newest((&shared.volumes, &*shared.engine), volume, key, up_to)? {
-                Ok(below) => below.map_or((None, None), |(v, found)| (Some(found), Some(v))),
-                Err(error) => return Ok(decide::error(&error)),
-            }
-        }
-        found => (found, None),
+    let looks = |layer| layers::may_be_below(&shared.volumes, layer, found.as_ref(), up_to);
+    let (found, below) = match layer.is_some_and(looks) {
+        false => (found, None),
+        true => match layers::newest((&shared.volumes, &*shared.engine), volume, key, up_to)? {
+            Ok(below) => layers::newer(found, below),
+            Err(error) => return Ok(decide::error(&error)),
+        },
     };
     let bytes = match &found {
         Some(Found::Block(block)) => block.data.len(),

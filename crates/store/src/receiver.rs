@@ -333,7 +333,7 @@ impl Receiver {
             }
             Request::Usage => {
                 let usage = self.shared.volumes.usage(&volume);
-                self.answer(id, &Response::Usage(usage))
+                self.answer(id, &Response::Usage(Box::new(usage)))
             }
             Request::Read { key, up_to } => {
                 let job = ReadJob {

@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 
 use dax::ids::{BlockKey, FileId, Generation, StoreId};
 use dax::sightings::{Position, Runs};
-use dax::wire::{BlockWrite, Request};
+use dax::wire::{BlockWrite, Request, StoredBlock};
 use parking_lot::{Condvar, Mutex};
 
 use crate::checkpoints::Checkpoints;
@@ -16,6 +16,7 @@ use crate::config::StoreConfig;
 use crate::connection::Conn;
 use crate::engine::{Engine, Slots};
 use crate::error::ZoneFailed;
+use crate::filling::{Fills, PassNumber};
 use crate::inventory::Inventories;
 use crate::janitor::Tasks;
 use crate::keys::{Slot, VolumeId};
@@ -43,6 +44,9 @@ pub(crate) enum Work {
     Request(Arc<Conn>, u64, Request),
     /// Versions to drop.
     Drop(Arc<Volume>, Vec<Slot>),
+    /// Copies that a pass of a fill has found for a volume, and that it has seen everything.
+    Fill(Arc<Volume>, PassNumber, Vec<(BlockKey, StoredBlock)>),
+    Filled(Arc<Volume>, PassNumber),
     /// Blocks of a volume that was removed.
     Purge(Vec<Slot>),
     /// A stored block is damaged: any intact copy of it replaces it.
@@ -72,6 +76,7 @@ pub(crate) struct Shared {
     pub reads: ReadPool,
     pub network: Option<Arc<Emulation>>,
     pub tasks: Tasks,
+    pub fills: Fills,
     pub inventories: Inventories,
     pub checkpoints: Checkpoints,
     pub reserve_bytes: AtomicU64,
@@ -99,6 +104,7 @@ impl Shared {
             queue: Queue::new(config.queue_bytes, config.commit_bytes),
             reads: ReadPool::new(config.read_threads),
             tasks: Tasks::default(),
+            fills: Fills::default(),
             inventories: Inventories::default(),
             checkpoints: Checkpoints::default(),
             reserve_bytes: AtomicU64::new(config.reserve_bytes),
@@ -152,6 +158,7 @@ impl Shared {
         self.queue.close();
         self.reads.close();
         self.tasks.close();
+        self.fills.close();
         self.inventories.close();
         self.checkpoints.close();
         let conns: Vec<_> = self.conns.lock().values().cloned().collect();

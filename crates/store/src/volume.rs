@@ -12,6 +12,7 @@ use dax::forms::Forms;
 #[cfg(test)]
 use dax::ids::Epoch;
 use dax::ids::{BlockKey, VolumeName};
+use dax::layer::{FILL, FILLED, Layer};
 use dax::membership::Membership;
 use dax::sightings::{Runs, Sightings};
 use dax::storage::{EpochGrant, Relative, Retention, Traffic, Usage, VolumeSettings};
@@ -19,6 +20,7 @@ use parking_lot::{Mutex, MutexGuard, RwLock};
 
 use crate::engine::{Engine, EngineError};
 use crate::error::OpenError;
+use crate::filling::FillState;
 use crate::keys::{VolumeId, decode_record};
 #[cfg(test)]
 use crate::layers::LayerFlaw;
@@ -58,6 +60,7 @@ pub(crate) struct Volume {
     /// Bytes of answers that wait for its clients.
     waiting_bytes: AtomicUsize,
     connections: AtomicUsize,
+    pub fill: FillState,
 }
 
 /// Blocks that may have a version to drop.
@@ -69,6 +72,12 @@ pub(crate) struct Candidates {
 }
 
 impl Volume {
+    /// The layer, until this zone has all that it shows. Whoever goes by it asks before he looks for the volume's own blocks.
+    pub fn layer(&self) -> Option<&Layer> {
+        let layer = self.settings.layer.as_deref();
+        layer.filter(|_| !self.fill.is_done())
+    }
+
     /// The accepted epoch.
     pub fn grant(&self) -> EpochGrant {
         self.grant.lock().clone()
@@ -146,6 +155,7 @@ impl Volume {
     pub fn publish_went_back(&self, forgiven: Forgiven) {
         self.lift.store(forgiven.lift, Ordering::SeqCst);
         *self.forgiven.lock() = Some(forgiven);
+        self.fill.set_done(false);
         self.rebuilding.store(true, Ordering::SeqCst);
     }
 
@@ -231,6 +241,11 @@ impl Volume {
             recent,
             past_blocks: self.past_blocks.load(Ordering::Relaxed),
             relatives: Vec::new(),
+            fill: self
+                .settings
+                .layer
+                .as_ref()
+                .map(|_| self.fill.told(self.is_rebuilding())),
             recent_ms: u32::try_from(window.as_millis()).unwrap_or(u32::MAX),
         }
     }
@@ -313,6 +328,8 @@ pub(crate) struct Volumes {
     /// Wrong on purpose.
     #[cfg(test)]
     flaw: Option<LayerFlaw>,
+    #[cfg(test)]
+    filling: AtomicBool,
 }
 
 impl Volumes {
@@ -347,6 +364,12 @@ impl Volumes {
             let record = engine.meta(&key).map_err(broken)?;
             if let Some(forms) = record.and_then(decode_record).and_then(meta::written_forms) {
                 volume.publish_forms(forms);
+            }
+            for name in [FILL, FILLED] {
+                let key = meta::record_key(volume.id, name);
+                if engine.meta(&key).map_err(broken)?.is_some() {
+                    volume.fill.publish(name);
+                }
             }
             let key = meta::retention_key(volume.id);
             if let Some(json) = engine.meta(&key).map_err(broken)? {
@@ -389,6 +412,7 @@ impl Volumes {
             rebuilding: AtomicBool::new(about.rebuilding),
             forgiven: Mutex::new(about.forgiven),
             lift: AtomicU64::new(about.forgiven.map_or(0, |forgiven| forgiven.lift)),
+            fill: FillState::new(about.filled),
             decided: Mutex::new(about),
             grant: Mutex::new(EpochGrant {
                 epoch,
@@ -436,7 +460,7 @@ impl Volumes {
         let mut family = BTreeSet::new();
         let mut next = vec![first];
         while let Some(name) = next.pop() {
-            next.extend(self.over(&name));
+            next.extend(self.children(&name));
             family.insert(name);
         }
         family.remove(&volume.name);
@@ -450,17 +474,15 @@ impl Volumes {
         usage
     }
 
-    /// Names of the volumes that lie over one.
-    pub fn over(&self, parent: &VolumeName) -> BTreeSet<VolumeName> {
+    /// Names of the volumes that were laid over one.
+    fn children(&self, parent: &VolumeName) -> BTreeSet<VolumeName> {
         let is_over = |volume: &&Arc<Volume>| {
             let layer = volume.settings.layer.as_ref();
             layer.is_some_and(|layer| layer.parent == *parent) && !volume.is_removed()
         };
         let all = self.by_name.read();
-        all.values()
-            .filter(is_over)
-            .map(|volume| volume.name.clone())
-            .collect()
+        let children = all.values().filter(is_over);
+        children.map(|volume| volume.name.clone()).collect()
     }
 
     /// Makes a durable removal known.
@@ -482,6 +504,17 @@ impl Volumes {
     /// Ids of the volumes that were removed.
     pub fn removed_ids(&self) -> Vec<VolumeId> {
         self.removed.lock().values().copied().collect()
+    }
+
+    /// A fill looks, and nobody else.
+    #[cfg(test)]
+    pub fn set_filling(&self, filling: bool) {
+        self.filling.store(filling, Ordering::SeqCst);
+    }
+
+    #[cfg(test)]
+    pub fn is_filling(&self) -> bool {
+        self.filling.load(Ordering::SeqCst)
     }
 
     #[cfg(test)]

@@ -21,6 +21,7 @@ use crate::config::StoreConfig;
 use crate::connection::Conn;
 use crate::engine::{DiskEngine, Engine, EngineError};
 use crate::error::{OpenError, ZoneFailed};
+use crate::fill::Filler;
 use crate::greeting::Place;
 use crate::janitor::Janitor;
 use crate::meta;
@@ -131,6 +132,11 @@ impl Zone {
         zone.start("janitor", move || {
             background::give_way();
             janitor.run();
+        })?;
+        let filler = Filler::new(shared.clone());
+        zone.start("fill", move || {
+            background::give_way();
+            filler.run();
         })?;
         let for_inventories = shared.clone();
         zone.start("inventory", move || {
@@ -254,6 +260,7 @@ impl Zone {
         drain(&self.clients.receivers);
         self.shared.reads.close();
         self.shared.tasks.close();
+        self.shared.fills.close();
         self.shared.inventories.close();
         self.shared.checkpoints.close();
         self.shared.queue.close();

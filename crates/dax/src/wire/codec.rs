@@ -8,7 +8,7 @@ use crate::error::{Error, ErrorKind, Result};
 use crate::ids::{BlockIndex, BlockKey, Epoch, FileId, Generation, StoreId, Version, VolumeName};
 use crate::layer::Layer;
 use crate::storage::{
-    EpochGrant, Lineage, Protocol, Relative, Retention, Span, Traffic, Usage, VolumeSettings,
+    EpochGrant, Fill, Lineage, Protocol, Relative, Retention, Span, Traffic, Usage, VolumeSettings,
 };
 
 /// Writes values at the end of a buffer.
@@ -104,10 +104,20 @@ impl Encoder<'_> {
         self.traffic(&v.recent);
         self.u32(v.recent_ms);
         // Since protocol 6, and only if there are any: what is decoded is encoded in as many bytes.
-        if v.past_blocks > 0 || !v.relatives.is_empty() {
+        let has_more = v.fill.is_some() || !v.relatives.is_empty();
+        if v.past_blocks > 0 || has_more {
             self.u64(v.past_blocks);
         }
-        if !v.relatives.is_empty() {
+        if has_more {
+            let fill = v.fill.unwrap_or_default();
+            let flags = [v.fill.is_some(), fill.done, fill.ended];
+            let flags = flags
+                .iter()
+                .rev()
+                .fold(0, |all, flag| all << 1 | u8::from(*flag));
+            self.u8(flags);
+            self.u64(fill.looked);
+            self.u64(fill.all);
             self.len(v.relatives.len());
             for relative in &v.relatives {
                 self.text(relative.volume.as_str());
@@ -293,7 +303,7 @@ impl Decoder {
     }
 
     pub fn usage(&mut self) -> Result<Usage> {
-        Ok(Usage {
+        let mut usage = Usage {
             blocks: self.u64()?,
             used_bytes: self.u64()?,
             since_start: self.traffic()?,
@@ -301,12 +311,25 @@ impl Decoder {
             recent_ms: self.u32()?,
             // Since protocol 6.
             past_blocks: if self.0.is_empty() { 0 } else { self.u64()? },
-            relatives: if self.0.is_empty() {
-                Vec::new()
-            } else {
-                self.relatives()?
-            },
-        })
+            fill: None,
+            relatives: Vec::new(),
+        };
+        if !self.0.is_empty() {
+            usage.fill = self.fill()?;
+            usage.relatives = self.relatives()?;
+        }
+        Ok(usage)
+    }
+
+    fn fill(&mut self) -> Result<Option<Fill>> {
+        let flags = self.u8()?;
+        let fill = Fill {
+            done: flags & 2 != 0,
+            ended: flags & 4 != 0,
+            looked: self.u64()?,
+            all: self.u64()?,
+        };
+        Ok((flags & 1 != 0).then_some(fill))
     }
 
     fn relatives(&mut self) -> Result<Vec<Relative>> {

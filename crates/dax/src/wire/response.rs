@@ -154,7 +154,7 @@ pub enum Response {
     /// Reply to `Space`.
     Space(Space),
     /// Reply to `Usage`.
-    Usage(Usage),
+    Usage(Box<Usage>),
     /// Reply to `Ping`.
     Pong {
         /// As in `Welcome`.
@@ -416,7 +416,7 @@ impl Response {
                 used_bytes: d.u64()?,
                 free_bytes: d.u64()?,
             }),
-            tag::USAGE => Response::Usage(d.usage()?),
+            tag::USAGE => Response::Usage(Box::new(d.usage()?)),
             tag::PONG => Response::Pong {
                 rebuilding: d.bool()?,
                 commit: 0,

@@ -300,7 +300,7 @@ pub(super) fn responses_of(protocol: u16) -> Vec<Response> {
             used_bytes: 1,
             free_bytes: 2,
         }),
-        Response::Usage(Usage {
+        Response::Usage(Box::new(Usage {
             blocks: 1,
             used_bytes: 2,
             since_start: Traffic {
@@ -313,8 +313,9 @@ pub(super) fn responses_of(protocol: u16) -> Vec<Response> {
             recent: Traffic::default(),
             recent_ms: 8,
             past_blocks: if protocol < 6 { 0 } else { 9 },
+            fill: None,
             relatives: Vec::new(),
-        }),
+        })),
         Response::Pong {
             rebuilding: false,
             commit: 0,

@@ -3,7 +3,7 @@ use std::path::{Path, PathBuf};
 use super::samples::{KEY, VERSION, requests, responses};
 use super::*;
 use crate::ids::{Epoch, FileId, VolumeName};
-use crate::storage::{Relative, Usage};
+use crate::storage::{Fill, Relative, Usage};
 use crate::writer::packing::piece;
 use bytes::BytesMut;
 use proptest::prelude::*;
@@ -171,21 +171,41 @@ fn a_checksum_covers_the_name_and_the_bytes() {
 }
 
 #[test]
-fn volumes_that_share_blocks_are_told_with_the_usage() {
+fn more_of_a_volume_is_told_with_its_usage() {
     let relative = |name: &str| Relative {
         volume: VolumeName::new(name).unwrap(),
         used_bytes: 7,
     };
-    for past_blocks in [0, 9] {
-        let usage = Response::Usage(Usage {
-            past_blocks,
-            relatives: vec![relative("main"), relative("main-test")],
-            ..Usage::default()
-        });
-        let bytes = Bytes::from(on_the_wire(&usage.encode(1, &mut BytesMut::new())));
-        let (_, read) = Response::decode(bytes.slice(4..)).unwrap();
-        assert_eq!(read, usage);
-        assert!(Response::decode(bytes.slice(4..bytes.len() - 1)).is_err());
+    let fill = Fill {
+        done: true,
+        ended: false,
+        looked: 3,
+        all: 4,
+    };
+    let relatives = vec![relative("main"), relative("main-test")];
+    for (fill, relatives) in [
+        (Some(fill), relatives.clone()),
+        (None, relatives),
+        (
+            Some(Fill {
+                ended: true,
+                ..fill
+            }),
+            Vec::new(),
+        ),
+    ] {
+        for past_blocks in [0, 9] {
+            let usage = Response::Usage(Box::new(Usage {
+                past_blocks,
+                fill,
+                relatives: relatives.clone(),
+                ..Usage::default()
+            }));
+            let bytes = Bytes::from(on_the_wire(&usage.encode(1, &mut BytesMut::new())));
+            let (_, read) = Response::decode(bytes.slice(4..)).unwrap();
+            assert_eq!(read, usage);
+            assert!(Response::decode(bytes.slice(4..bytes.len() - 1)).is_err());
+        }
     }
 }
 

@@ -45,7 +45,8 @@ impl Schedule {
                 .filter(|(k, g)| *k == key && image.contains(*g));
             places.map(|(_, g)| *g).max() == Some(generation)
         };
-        let roots = || self.children.iter().map(|child| &child.root);
+        let rooted = || self.children.iter().filter(|child| self.needs_root(child));
+        let roots = || rooted().map(|child| &child.root);
         let images = || self.seals.iter().chain(&self.pins).chain(roots());
         let end = images().map(|image| image.end()).max();
         let above = end.is_none_or(|end| generation > end) && self.line.contains(generation);
@@ -62,7 +63,9 @@ impl Schedule {
 
     /// True if a replica lacks something that a read may need.
     pub fn is_hurt(&self, r: usize) -> bool {
-        self.lost[r] || self.damaged[r].iter().any(|place| self.is_needed(*place))
+        self.lost[r]
+            || self.lacks_child(r)
+            || self.damaged[r].iter().any(|place| self.is_needed(*place))
     }
 
     /// True if it lacks something that it will be sent.

@@ -13,6 +13,7 @@ use dax::storage::{Lineage, VolumeSettings};
 use dax::wire::{Request, Response};
 use rand::Rng;
 
+use super::fills::Filling;
 use super::owner::{REPLICAS, SYNC, block_write};
 use super::replica::{Replica, volume_name};
 use super::schedule::{Checked, DATA, Schedule};
@@ -23,9 +24,9 @@ use crate::volume::Volume;
 const CHILDREN: usize = 3;
 
 pub(super) struct Child {
-    name: VolumeName,
+    pub name: VolumeName,
     settings: VolumeSettings,
-    epoch: Epoch,
+    pub epoch: Epoch,
     /// The image of the volume at the bottom that all rests on.
     pub root: Lineage,
     /// Versions that it has written.
@@ -33,7 +34,8 @@ pub(super) struct Child {
     /// Versions that it shows of the volumes below.
     shown: BTreeMap<BlockKey, Version>,
     /// It is about to be removed.
-    leaving: bool,
+    pub leaving: bool,
+    pub filling: Filling,
 }
 
 impl Child {
@@ -45,13 +47,13 @@ impl Child {
     }
 
     /// The image of all that it shows.
-    fn image(&self) -> Lineage {
+    pub fn image(&self) -> Lineage {
         let own = self.generation();
         let below = &self.layer().image;
         below.clone().continued(own).truncated(own)
     }
 
-    fn layer(&self) -> &Layer {
+    pub fn layer(&self) -> &Layer {
         let layer = self.settings.layer.as_ref();
         layer.expect("every child has a layer")
     }
@@ -68,6 +70,8 @@ impl Schedule {
             2 if self.chance(50) => self.leave(),
             _ => {}
         }
+        self.tend_fills();
+        self.check_fills()?;
         self.check_children()
     }
 
@@ -77,7 +81,9 @@ impl Schedule {
         if !self.replicas.iter().all(is_there) || self.lost.contains(&true) {
             return;
         }
-        let below = self.children.iter().rposition(|child| !child.leaving);
+        let is_open =
+            |child: &Child| !child.leaving && !child.filling.removed && !child.filling.closed;
+        let below = self.children.iter().rposition(is_open);
         let below = below.filter(|_| self.chance(40));
         let (parent, image, root, shown) =
             match (below, self.pins.last().or(self.seals.last()).cloned()) {
@@ -111,6 +117,7 @@ impl Schedule {
             own: BTreeMap::new(),
             shown,
             leaving: false,
+            filling: Filling::default(),
         };
         for r in 0..REPLICAS {
             let made = self.make_child(r, &child, false);
@@ -131,7 +138,8 @@ impl Schedule {
         self.note(|| format!("{} is laid over {}", child.name, child.layer().parent));
         for r in 0..REPLICAS {
             // What is not on all of them, nobody knows: it is not looked at.
-            child.leaving |= !self.fill_child(r, &child);
+            child.leaving |= !self.write_child(r, &child, &[]);
+            child.filling.whole[r] = Some(self.replicas[r].store);
         }
         self.coverage.one(match below {
             None => "children",
@@ -160,8 +168,13 @@ impl Schedule {
         self.ask_of(r, &child.name, create)
     }
 
-    /// Sends a replica all that the child has written; false if it refuses some of it.
-    fn fill_child(&mut self, r: usize, child: &Child) -> bool {
+    /// Sends a replica all that the child has written, and copies of a fill; false if it refuses some of it.
+    pub fn write_child(
+        &mut self,
+        r: usize,
+        child: &Child,
+        copies: &[(BlockKey, Generation, Version)],
+    ) -> bool {
         let conn = self.next_conn;
         self.next_conn += 1;
         self.replicas[r].connect_to(&child.name, conn);
@@ -175,8 +188,11 @@ impl Schedule {
             owned,
             Some(Response::Owned { accepted: true, .. })
         ));
-        for (number, (key, version)) in (1..).zip(&child.own) {
-            let write = block_write(child.epoch, *key, child.generation(), *version, None);
+        let own = child.own.iter().map(|(key, version)| {
+            block_write(child.epoch, *key, child.generation(), *version, None)
+        });
+        let kept = own.filter(|_| !child.filling.removed);
+        for (number, write) in (1..).zip(kept.chain(Schedule::copy_writes(child, copies))) {
             self.replicas[r].send(conn, number, write);
         }
         let mut filled = true;
@@ -192,7 +208,7 @@ impl Schedule {
         if !self.replicas[r].is_up() || !self.replicas[r].has_volume() {
             return;
         }
-        for child in std::mem::take(&mut self.children) {
+        for mut child in std::mem::take(&mut self.children) {
             let lost = self.replicas[r].grant_of(&child.name).is_none();
             if lost && !child.leaving {
                 let made = self.make_child(r, &child, true);
@@ -200,9 +216,7 @@ impl Schedule {
             }
             let lacks = |(_, volume): (_, Arc<Volume>)| volume.is_rebuilding();
             let lacks = self.replicas[r].open(&child.name).is_some_and(lacks);
-            if lacks && self.fill_child(r, &child) {
-                let epoch = child.epoch;
-                self.ask_of(r, &child.name, Request::Rebuilt { epoch });
+            if lacks && self.rebuild_child(r, &mut child) {
                 self.coverage.one("children rebuilt");
             }
             self.children.push(child);
@@ -217,7 +231,8 @@ impl Schedule {
         let at = self.rng.random_range(0..=at);
         let mut child = self.children.remove(at);
         let over = |other: &Child| other.layer().parent == child.name;
-        let is_below = self.children.iter().any(over);
+        let needs = |other: &&Child| over(other) && self.needs_parent(other);
+        let is_below = self.children.iter().any(|other| needs(&other));
         let all_up = self.replicas.iter().all(Replica::is_up);
         let knows = |r: &Replica| r.grant_of(&child.name).is_some();
         if !child.leaving && (!all_up || !self.replicas.iter().all(knows)) {
@@ -238,6 +253,7 @@ impl Schedule {
                 assert!(is_below || kind != ErrorKind::Conflict, "{answer:?}");
                 self.coverage.one("removals refused");
                 child.leaving |= !close;
+                child.filling.closed = true;
                 return self.children.insert(at, child);
             }
             // A replica that lost its disk may know nothing of what lies over the child; the others do.
@@ -259,7 +275,9 @@ impl Schedule {
                 let key = BlockKey::new(DATA, block);
                 let own = child.own.get(&key);
                 let right = own.or(child.shown.get(&key)).copied();
-                self.check_read(child, key, Generation::MAX, right)?;
+                if !child.filling.removed {
+                    self.check_read(child, key, Generation::MAX, right)?;
+                }
                 if let Some(old) = child.shown.get(&key).filter(|old| old.epoch >= child.epoch) {
                     // What it cuts off now is older than its next version.
                     return Err(format!(
@@ -308,9 +326,10 @@ impl Schedule {
 
     /// In the end the children are there in every replica, and nothing of those that were removed is.
     pub(super) fn end_children(&mut self) -> Checked {
-        for r in 0..REPLICAS {
+        for r in (0..REPLICAS).cycle().take(2 * REPLICAS) {
             self.bring_back(r);
         }
+        self.end_fills()?;
         self.check_children()?;
         self.coverage
             .some("children at the end", self.children.len() as u64);

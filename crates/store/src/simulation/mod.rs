@@ -14,6 +14,7 @@
 mod checks;
 mod children;
 mod faults;
+mod fills;
 mod owner;
 mod replica;
 mod schedule;
@@ -54,11 +55,26 @@ pub(crate) enum Flaw {
     /// An owner does not say that images are needed which children lie over.
     // hazard: LAYER-7
     ChildForgotten,
+    /// A copy of a fill is put in the place of what the child wrote last.
+    // hazard: LAYER-9
+    CopyReplaces,
+    /// A child is marked as filled before a pass has seen everything.
+    // hazard: LAYER-10
+    FilledEarly,
+    /// A file that the child removed is copied all the same.
+    // hazard: LAYER-11
+    RemovedComesBack,
+    /// A child is filled from a volume that is being rebuilt.
+    // hazard: LAYER-12
+    FilledWhileRebuilding,
+    /// A child that was rebuilt counts as filled.
+    // hazard: LAYER-12
+    RebuiltIsFilled,
 }
 
 impl Flaw {
     /// All of them.
-    pub const ALL: [Flaw; 12] = [
+    pub const ALL: [Flaw; 17] = [
         Flaw::UnreadableIsDamage,
         Flaw::MetaNumberAlone,
         Flaw::RebuildingAcksCount,
@@ -71,5 +87,10 @@ impl Flaw {
         Flaw::SingleFromLayer,
         Flaw::AbsentWhileRebuilding,
         Flaw::ChildForgotten,
+        Flaw::CopyReplaces,
+        Flaw::FilledEarly,
+        Flaw::RemovedComesBack,
+        Flaw::FilledWhileRebuilding,
+        Flaw::RebuiltIsFilled,
     ];
 }

@@ -13,6 +13,7 @@ use super::Flaw;
 use crate::committer::Committer;
 use crate::connection::Conn;
 use crate::engine::memory::MemoryEngine;
+use crate::fill::Filler;
 use crate::inventory::InventoryJob;
 use crate::janitor::Janitor;
 use crate::keys::VolumeId;
@@ -40,6 +41,11 @@ fn layer_flaw(flaw: Flaw) -> Option<LayerFlaw> {
         Flaw::ChildFromEpochOne => Some(LayerFlaw::FirstEpochIgnored),
         Flaw::SingleFromLayer => Some(LayerFlaw::SingleFallsThrough),
         Flaw::AbsentWhileRebuilding => Some(LayerFlaw::BelievedWhileRebuilding),
+        Flaw::CopyReplaces => Some(LayerFlaw::CopyReplaces),
+        Flaw::FilledEarly => Some(LayerFlaw::FilledEarly),
+        Flaw::RemovedComesBack => Some(LayerFlaw::RemovedComesBack),
+        Flaw::FilledWhileRebuilding => Some(LayerFlaw::FilledWhileRebuilding),
+        Flaw::RebuiltIsFilled => Some(LayerFlaw::RebuiltIsFilled),
         _ => None,
     }
 }
@@ -62,6 +68,7 @@ struct Process {
     shared: Arc<Shared>,
     committer: Committer,
     janitor: Janitor,
+    filler: Filler,
     conns: BTreeMap<ConnId, Arc<Conn>>,
 }
 
@@ -120,6 +127,7 @@ impl Replica {
         self.process = Some(Process {
             committer,
             janitor,
+            filler: Filler::new(shared.clone()),
             conns: BTreeMap::new(),
             shared,
         });
@@ -244,6 +252,13 @@ impl Replica {
             answers.map(move |(number, answer)| (*id, number, answer))
         });
         answers.collect()
+    }
+
+    /// Lets it fill volumes for a turn.
+    pub fn fill(&mut self) {
+        if let Some(process) = &mut self.process {
+            process.filler.work();
+        }
     }
 
     /// Lets the janitor do what there is to do.

@@ -20,6 +20,8 @@ const SIMULATION: Simulation<Flaw> = Simulation {
         ("children rebuilt", 30),
         ("children removed", 50),
         ("removals refused", 10),
+        ("children filled", 10),
+        ("children that removed a file", 3),
         ("scrubs", 100),
         ("copies mended", 100),
         ("replicas rebuilt", 20),

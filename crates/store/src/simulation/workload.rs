@@ -239,7 +239,8 @@ impl Schedule {
             images.extend(self.pins.iter().cloned());
         }
         if self.flaw != Some(Flaw::ChildForgotten) {
-            images.extend(self.children.iter().map(|child| child.root.clone()));
+            let rooted = self.children.iter().filter(|child| self.needs_root(child));
+            images.extend(rooted.map(|child| child.root.clone()));
         }
         let retention = Retention { images };
         self.tell_all(o, &Request::Retain { epoch, retention });

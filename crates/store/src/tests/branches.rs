@@ -7,8 +7,8 @@ use bytes::Bytes;
 use dax::client::{Client, ClientConfig, create_volume, remove_volume};
 use dax::error::ErrorKind;
 use dax::ids::{Epoch, Generation, NodeName, VolumeName};
-use dax::layer::Layer;
-use dax::storage::{Lineage, Storage, SyncScope, VolumeSettings};
+use dax::layer::{FILL, FILLED, Layer};
+use dax::storage::{Authority, Fill, Lineage, Storage, SyncScope, VolumeSettings};
 
 use super::TestZone;
 use super::client::key;
@@ -180,4 +180,68 @@ async fn a_childs_rebuild_copies_its_own_blocks_and_the_parents_rebuild_the_othe
     for (block, expected) in [(0, 3), (15, 1), (30, 1)] {
         assert_eq!(byte(&zones, "child", block).await, Some(expected));
     }
+}
+
+// hazard: LAYER-10, LAYER-12, LAYER-13
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_filled_child_outlives_its_parent_and_a_disk() {
+    let mut zones = three_zones().await;
+    let (parent, _) = branch(&zones).await;
+    let child = open(&zones, "child").await;
+    child.own_epoch(&name("b")).await.unwrap();
+    write(&child, 0..10, g(2, 1), 3).await;
+    let put = async |record| {
+        let value = Bytes::from_static(b"{}");
+        child
+            .put_record(record, value, Authority::Node)
+            .await
+            .unwrap();
+    };
+    put(FILL).await;
+    // The child is written meanwhile.
+    write(&child, 5..15, g(2, 2), 4).await;
+    let all = async |is: fn(&Fill) -> bool| {
+        let usage = child.usage().await.unwrap();
+        usage.len() == 3
+            && usage
+                .iter()
+                .all(|(_, usage)| usage.fill.is_some_and(|f| is(&f)))
+    };
+    while !all(|fill| fill.done).await {
+        tokio::time::sleep(Duration::from_millis(20)).await;
+    }
+    let (mended, _) = scrub(&child).await;
+    assert_eq!(mended, 0, "all zones have the same");
+    let refused = remove_volume(&config(&zones, "v"), &name("c")).await;
+    assert_eq!(refused.unwrap_err().kind(), ErrorKind::Conflict);
+    put(FILLED).await;
+    while !all(|fill| fill.ended).await {
+        tokio::time::sleep(Duration::from_millis(20)).await;
+    }
+    remove_volume(&config(&zones, "v"), &name("c"))
+        .await
+        .unwrap();
+    drop(parent);
+    let lost = zones.remove(0);
+    zones.insert(0, lose_disk(lost));
+    let is_changing = |owner: &Client| {
+        let up = owner.replicas().iter().all(|r| r.up && !r.rebuilding);
+        !up || owner.membership().unwrap().change.is_some()
+    };
+    until(|| child.replicas().iter().any(|r| r.rebuilding)).await;
+    while is_changing(&child) {
+        scrub(&child).await;
+    }
+    let joined = child.usage().await.unwrap();
+    assert!(
+        joined.iter().all(|(_, usage)| usage.fill.unwrap().ended),
+        "{joined:?}"
+    );
+    // The rebuilt zone and one other make the quorum now.
+    let last = zones.remove(2);
+    last.zone.stop().unwrap();
+    for (block, expected) in [(0, 3), (7, 4), (12, 4), (30, 1)] {
+        assert_eq!(byte(&zones, "child", block).await, Some(expected));
+    }
+    assert_eq!(byte(&zones, "child", BLOCKS).await, None);
 }

@@ -74,7 +74,7 @@ fn records_of_the_same_name_are_different_records() {
 
 fn usage(c: &mut Client) -> Usage {
     match c.ask(Request::Usage) {
-        Response::Usage(usage) => usage,
+        Response::Usage(usage) => *usage,
         other => panic!("{other:?}"),
     }
 }

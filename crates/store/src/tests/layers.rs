@@ -11,11 +11,11 @@ use super::client::{Client, data, key, kind, settings, v, write};
 use super::{TestZone, config};
 use crate::StoreConfig;
 
-fn name(volume: &str) -> VolumeName {
+pub(super) fn name(volume: &str) -> VolumeName {
     VolumeName::new(volume).unwrap()
 }
 
-fn g(epoch: u32, number: u32) -> Generation {
+pub(super) fn g(epoch: u32, number: u32) -> Generation {
     Generation {
         epoch: Epoch(epoch),
         number,
@@ -23,13 +23,13 @@ fn g(epoch: u32, number: u32) -> Generation {
 }
 
 /// The image of the tests: the epochs 1 and 2, of which epoch 2 began after generation 2 of epoch 1.
-fn image() -> Lineage {
+pub(super) fn image() -> Lineage {
     Lineage::up_to(g(1, 2))
         .continued(g(2, 0))
         .truncated(g(2, 3))
 }
 
-fn over(parent: &str, image: Lineage, first: u32) -> VolumeSettings {
+pub(super) fn over(parent: &str, image: Lineage, first: u32) -> VolumeSettings {
     settings().under(Layer {
         parent: name(parent),
         image,
@@ -38,7 +38,12 @@ fn over(parent: &str, image: Lineage, first: u32) -> VolumeSettings {
     })
 }
 
-fn make(t: &TestZone, volume: &str, settings: VolumeSettings, rebuild: bool) -> Response {
+pub(super) fn make(
+    t: &TestZone,
+    volume: &str,
+    settings: VolumeSettings,
+    rebuild: bool,
+) -> Response {
     let mut client = Client::silent(&t.address);
     client.hello(volume, dax::credentials::Nonce([3; 32]));
     client.ask(Request::CreateVolume {
@@ -50,7 +55,7 @@ fn make(t: &TestZone, volume: &str, settings: VolumeSettings, rebuild: bool) -> 
 }
 
 /// A parent with blocks in and outside of the image, and the owner of its epoch 2.
-fn parent(t: &TestZone) -> Client {
+pub(super) fn parent(t: &TestZone) -> Client {
     let mut owner = Client::owner(&t.address, "parent", 1);
     let blocks = [
         (0, g(1, 1)),
@@ -71,7 +76,7 @@ fn parent(t: &TestZone) -> Client {
     owner
 }
 
-fn owner(t: &TestZone, volume: &str, epoch: u32) -> Client {
+pub(super) fn owner(t: &TestZone, volume: &str, epoch: u32) -> Client {
     Client::owner(&t.address, volume, epoch)
 }
 
@@ -258,7 +263,7 @@ fn a_child_that_was_lost_does_not_believe_a_parent_that_was_not() {
     assert_eq!(child.version(key(1, 0), Generation::MAX), Some(v(1, 1)));
 }
 
-fn owner_of_lost(t: &TestZone, volume: &str, epoch: u32) -> Client {
+pub(super) fn owner_of_lost(t: &TestZone, volume: &str, epoch: u32) -> Client {
     let mut client = Client::volume(&t.address, volume);
     let owned = client.ask(Request::OwnEpoch {
         epoch: Epoch(epoch),
@@ -335,7 +340,7 @@ fn nobody_lays_a_volume_over_one_whose_key_he_does_not_know() {
     assert_eq!(make("child", proven, false), Response::Done);
 }
 
-fn remove(owner: &mut Client, epoch: u32, close: bool) -> Response {
+pub(super) fn remove(owner: &mut Client, epoch: u32, close: bool) -> Response {
     let epoch = Epoch(epoch);
     owner.ask(Request::RemoveVolume { epoch, close })
 }

@@ -8,6 +8,7 @@ mod crash;
 mod credentials;
 mod damage;
 mod fairness;
+mod fills;
 mod golden;
 mod handing_over;
 mod hoarding;

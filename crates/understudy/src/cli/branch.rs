@@ -35,6 +35,10 @@ pub enum Branch {
     Promote(PromoteBranch),
     /// Make a branch again, at another moment of what it was made of. Its own changes are gone.
     Reset(ResetBranch),
+    /// Have the zones copy what a branch shows of its parent, so that the parent can be dropped.
+    ///
+    /// It takes as much room in each zone as the branch shows of its parent. The branch is served meanwhile.
+    Fill(FillBranch),
     /// Remove a branch for good, or all that have expired.
     Drop(DropBranch),
 }
@@ -153,6 +157,23 @@ pub struct RunBranch {
 #[derive(Debug, Args)]
 pub struct PromoteBranch {
     /// Name of the branch. The nodes that serve it must be stopped.
+    #[arg(value_name = "NAME")]
+    pub name: String,
+    /// Configuration file of a node of the database.
+    #[arg(long, value_name = "FILE")]
+    pub config: PathBuf,
+    /// The zones' secret.
+    #[command(flatten)]
+    pub secret: ZonesSecret,
+    /// Print JSON.
+    #[arg(long)]
+    pub json: bool,
+}
+
+/// Arguments of `branch fill`.
+#[derive(Debug, Args)]
+pub struct FillBranch {
+    /// Name of the branch.
     #[arg(value_name = "NAME")]
     pub name: String,
     /// Configuration file of a node of the database.

@@ -18,6 +18,7 @@ mod engines;
 mod exchange;
 mod failover;
 mod family;
+mod filled;
 mod first_hour;
 mod horizons;
 mod import;

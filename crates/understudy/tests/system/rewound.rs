@@ -15,10 +15,10 @@ use crate::past::registry;
 use crate::slots::active;
 use crate::stage::{Stage, TIMEOUT};
 
-type Commits = HashSet<(i32, i64)>;
+pub type Commits = HashSet<(i32, i64)>;
 
 /// Runs a command that exchanges the volume, and prints what it says.
-fn exchange(stage: &Stage, arguments: &[&str]) -> Result<Value> {
+pub fn exchange(stage: &Stage, arguments: &[&str]) -> Result<Value> {
     let ran = command(stage, arguments)?;
     ensure!(ran.status.success(), "{arguments:?}: {ran:?}");
     let said = json(&ran)?;
@@ -27,12 +27,12 @@ fn exchange(stage: &Stage, arguments: &[&str]) -> Result<Value> {
     Ok(said)
 }
 
-async fn ledger(stage: &mut Stage) -> Result<Commits> {
+pub async fn ledger(stage: &mut Stage) -> Result<Commits> {
     let client = active(stage).await?;
     Ok(verify::ledger(&client).await?.into_iter().collect())
 }
 
-fn has_all(rows: &Commits, known: &Commits, whose: &str) -> Result<()> {
+pub fn has_all(rows: &Commits, known: &Commits, whose: &str) -> Result<()> {
     let missing = known.difference(rows).next();
     ensure!(missing.is_none(), "{missing:?} was acknowledged {whose}");
     Ok(())
@@ -53,7 +53,7 @@ fn current(stage: &Stage) -> Result<Option<String>> {
 }
 
 /// The volume that the database has left is still below it: a zone that lost its disk gets that as well.
-async fn a_lost_disk_is_made_good(stage: &mut Stage) -> Result<()> {
+pub async fn a_lost_disk_is_made_good(stage: &mut Stage) -> Result<()> {
     stage.cluster.kill_zone(1).context("zone 1 runs")?;
     std::fs::remove_dir_all(stage.cluster.options().dir.join("zone-1"))?;
     stage.commits(20).await?;

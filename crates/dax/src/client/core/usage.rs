@@ -27,7 +27,7 @@ impl Ask {
 
     pub fn on(&mut self, id: OpId, event: Event, s: &mut Shared) -> Option<Result<Output>> {
         let taken = self.round.take(event, s.now, |reply| match reply {
-            Response::Usage(usage) => Ok(usage),
+            Response::Usage(usage) => Ok(*usage),
             other => Err(other),
         });
         if let Err(error) = taken {

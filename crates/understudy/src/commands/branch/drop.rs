@@ -6,7 +6,7 @@ use std::path::Path;
 use std::sync::Arc;
 
 use coordination::records::{Branch, BranchState, Record, unix_ms};
-use coordination::tier::remove_volume;
+use coordination::tier::{leave_out, remove_volume};
 use dax::error::ErrorKind;
 use dax::storage::Storage;
 use volume::claim::Claim;
@@ -73,7 +73,12 @@ pub(super) async fn drop_branch(
     let before = branch.clone();
     branch.state = BranchState::Dropping;
     branch.store(names.as_ref()).await?;
-    if let Err(error) = remove_volume(&in_volume(cluster, &branch.volume, secret)?).await {
+    let left_out = leave_out(cluster, "drop", &branch.volume).await?;
+    let removed = remove_volume(&in_volume(cluster, &branch.volume, secret)?).await;
+    if let Some(left_out) = left_out {
+        left_out.end(removed.is_ok()).await?;
+    }
+    if let Err(error) = removed {
         // Another volume lies over it: it is as good as before.
         if error.kind() == ErrorKind::Conflict {
             before.store(names.as_ref()).await?;

@@ -4,6 +4,7 @@ mod choose;
 mod config;
 mod create;
 mod drop;
+mod fill;
 mod named;
 mod promote;
 mod reset;
@@ -44,6 +45,7 @@ pub(super) async fn run(command: cli::Branch) -> anyhow::Result<Code> {
             }
         }
         cli::Branch::Drop(args) => drop::run(args).await,
+        cli::Branch::Fill(args) => fill::run(args).await,
     }
 }
 
