@@ -141,7 +141,6 @@ impl Image {
         let mut namespace = Namespace::new(owner, FileClass::Data, now);
         let mut known: HashMap<&str, FileId> = HashMap::from([("", ROOT)]);
         let mut below: HashMap<FileId, u32> = HashMap::new();
-        let mut next = self.files.len();
         let inode = |kind, mode: u16, size, nlink, parent, name: &str| Inode {
             kind,
             class: FileClass::Data,
@@ -163,10 +162,10 @@ impl Image {
             .flat_map(|place| ancestors(&self.manifest.files[*place].path))
             .collect();
         let directories = self.manifest.directories.iter();
-        for directory in directories.filter(|one| data.contains(one.path.as_str())) {
+        let directories = directories.filter(|one| data.contains(one.path.as_str()));
+        for (number, directory) in (self.files.len()..).zip(directories) {
             let (parent, name) = place_of(&known, &directory.path)?;
-            let id = id_of(next);
-            next += 1;
+            let id = id_of(number);
             known.insert(&directory.path, id);
             *below.entry(parent).or_default() += 1;
             let inode = inode(FileKind::Directory, directory.mode, 0, 2, parent, name);

@@ -21,7 +21,8 @@ use volume::lsn::Lsn;
 
 use crate::create::{files_of, is_unlogged};
 use crate::error::{Error, Result};
-use crate::restore::{NO_MORE_LOG, Place, Target, settings};
+use crate::place::Place;
+use crate::restore::{NO_MORE_LOG, Target, settings};
 use crate::source::{Shown, Source};
 
 /// A moment of a volume.

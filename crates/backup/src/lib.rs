@@ -27,6 +27,7 @@ pub mod error;
 pub mod expire;
 pub mod log;
 pub mod manifest;
+mod place;
 pub mod repository;
 pub mod restore;
 #[cfg(test)]

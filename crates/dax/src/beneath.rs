@@ -48,7 +48,7 @@ pub struct Over {
 
 impl Over {
     /// The handle `inner`, with blocks beneath it.
-    pub fn new(inner: Arc<dyn Storage>, beneath: Arc<dyn Beneath>) -> Arc<dyn Storage> {
+    pub fn shared(inner: Arc<dyn Storage>, beneath: Arc<dyn Beneath>) -> Arc<dyn Storage> {
         Arc::new(Over { inner, beneath })
     }
 }
@@ -251,7 +251,7 @@ mod tests {
     #[tokio::test]
     async fn a_block_comes_from_beneath_until_the_volume_has_one() {
         let cluster = MemoryCluster::new(VolumeSettings::default());
-        let over = Over::new(cluster.client(), Arc::new(Fives));
+        let over = Over::shared(cluster.client(), Arc::new(Fives));
         over.own_epoch(&NodeName::new("north").unwrap())
             .await
             .unwrap();

@@ -35,6 +35,7 @@ mod engine;
 mod error;
 mod existence;
 mod fair_queue;
+mod family;
 mod fill;
 mod filling;
 #[cfg(test)]

@@ -332,7 +332,7 @@ impl Receiver {
                 Ok(())
             }
             Request::Usage => {
-                let usage = self.shared.volumes.usage(&volume);
+                let usage = self.shared.volumes.usage_of(&volume);
                 self.answer(id, &Response::Usage(Box::new(usage)))
             }
             Request::Read { key, up_to } => {

@@ -15,7 +15,7 @@ use dax::ids::{BlockKey, VolumeName};
 use dax::layer::{FILL, FILLED, Layer};
 use dax::membership::Membership;
 use dax::sightings::{Runs, Sightings};
-use dax::storage::{EpochGrant, Relative, Retention, Traffic, Usage, VolumeSettings};
+use dax::storage::{EpochGrant, Retention, Traffic, Usage, VolumeSettings};
 use parking_lot::{Mutex, MutexGuard, RwLock};
 
 use crate::engine::{Engine, EngineError};
@@ -232,7 +232,7 @@ impl Volume {
     }
 
     /// What is kept of it, and done for it.
-    fn usage(&self) -> Usage {
+    pub fn usage(&self) -> Usage {
         let (since_start, recent, window) = self.meter.lock().read(self.opened.elapsed());
         Usage {
             blocks: self.slots(),
@@ -444,45 +444,6 @@ impl Volumes {
     /// All of them.
     pub fn all(&self) -> Vec<Arc<Volume>> {
         self.by_name.read().values().cloned().collect()
-    }
-
-    /// Usage of a volume, and of those that it shares blocks with.
-    pub fn usage(&self, volume: &Volume) -> Usage {
-        let mut usage = volume.usage();
-        let parent = |name: &VolumeName| {
-            let layer = self.get(name)?.settings.layer.clone();
-            layer.map(|layer| layer.parent)
-        };
-        let mut first = volume.name.clone();
-        while let Some(below) = parent(&first) {
-            first = below;
-        }
-        let mut family = BTreeSet::new();
-        let mut next = vec![first];
-        while let Some(name) = next.pop() {
-            next.extend(self.children(&name));
-            family.insert(name);
-        }
-        family.remove(&volume.name);
-        let relatives = family.into_iter().filter_map(|name| self.get(&name));
-        usage.relatives = relatives
-            .map(|relative| Relative {
-                volume: relative.name.clone(),
-                used_bytes: relative.used_bytes(),
-            })
-            .collect();
-        usage
-    }
-
-    /// Names of the volumes that were laid over one.
-    fn children(&self, parent: &VolumeName) -> BTreeSet<VolumeName> {
-        let is_over = |volume: &&Arc<Volume>| {
-            let layer = volume.settings.layer.as_ref();
-            layer.is_some_and(|layer| layer.parent == *parent) && !volume.is_removed()
-        };
-        let all = self.by_name.read();
-        let children = all.values().filter(is_over);
-        children.map(|volume| volume.name.clone()).collect()
     }
 
     /// Makes a durable removal known.

@@ -28,7 +28,7 @@ use crate::verify::verify;
 
 const DAY: Duration = Duration::from_secs(24 * 3600);
 
-/// Who was killed counts as gone after this time.
+/// After this time a process that was killed counts as gone.
 const SILENCE: Duration = Duration::from_secs(600);
 
 fn name() -> NodeName {
@@ -43,7 +43,7 @@ fn policy() -> Policy {
     }
 }
 
-/// What an archiver does, once: log, an image, log, expiry.
+/// Log, an image, log, an expiry: an archiver's work, once.
 async fn archive(database: &Database, repository: &Repository) -> Result<()> {
     let mut source = Source::claim(database.reader(), name(), None).await?;
     let cluster = Cluster::load(database.reader().as_ref()).await?.unwrap();

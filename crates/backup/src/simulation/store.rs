@@ -70,7 +70,7 @@ struct State {
 #[derive(Debug, Clone, Default)]
 pub struct Store(Arc<Mutex<State>>);
 
-/// What becomes of a step.
+/// Outcome of a step.
 enum Step {
     Done,
     Lost,

@@ -57,7 +57,7 @@ use super::context::Context;
 use super::driver::Order;
 use super::error::Result;
 use super::pulse::Pulse;
-use super::{filling, past, protection, slots, throughput};
+use super::{beneath, filling, past, protection, slots, throughput};
 use crate::config::OnLag;
 use crate::machine::{Ask, Effect, Event, State};
 
@@ -92,7 +92,7 @@ struct ActiveStatus {
     scrub: scrub::ScrubStatus,
     retained: claims::RetainedStatus,
     past: past::PastStatus,
-    filling: filling::FillStatus,
+    filling: beneath::FillStatus,
     /// Commits that were held for slow standbys, if they are.
     waits: Arc<Mutex<Waits>>,
     throughput: throughput::ThroughputStatus,
@@ -138,7 +138,7 @@ impl Active {
         };
         let claims = tokio::spawn(keeper.run());
         let (keeping, past) = past::keep(context, &self.view);
-        let (copying, filling) = filling::keep(context);
+        let (copying, filling) = filling::keep(&context.config.cluster, &context.me.node);
         let scrubbing = scrub::ScrubStatus::default();
         let scrubbers = scrubbing::start(context, &self.view, &scrubbing);
         let told = ActiveStatus {

@@ -8,6 +8,7 @@
 pub(crate) mod active;
 mod asking;
 mod backpressure;
+mod beneath;
 mod branches;
 mod candidates;
 mod claims;

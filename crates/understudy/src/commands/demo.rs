@@ -10,9 +10,9 @@ use crate::demo::hosted;
 #[cfg(feature = "vm")]
 use crate::demo::machine;
 use crate::demo::needs::{self, Show};
-#[cfg(feature = "backup")]
-use crate::demo::past;
 use crate::demo::{self, Options, mirrored, rounds, timeline};
+#[cfg(feature = "backup")]
+use crate::demo::{past, regained};
 use crate::exit::{Code, Failure, not_built};
 
 use super::product;
@@ -163,7 +163,7 @@ async fn of_the_past(args: cli::Demo, seed: u64) -> anyhow::Result<Code> {
         report = Box::pin(past::run(&options)) => report?,
         () = super::process::interrupted() => return Ok(Code::Interrupted),
     };
-    conclude(args.json, &report, report.passed, past::render)
+    conclude(args.json, &report, report.passed, regained::render)
 }
 
 /// The demo of the mirror.

@@ -262,7 +262,7 @@ fn table(status: &Status) -> String {
             )
         }
         (Some(active), true) => {
-            let restored = restored(protection);
+            let restored = upkeep::restored(protection);
             format!("{active} serves, protected by a warm standby{since}{restored}\n\n")
         }
         (Some(active), false) => {
@@ -331,13 +331,6 @@ fn short_of(protection: Option<&Value>) -> String {
 }
 
 /// How long the last loss of protection lasted.
-fn restored(protection: Option<&Value>) -> String {
-    let took = protection.and_then(|p| p["restored_after_ms"].as_u64());
-    took.map_or(String::new(), |ms| {
-        format!(", restored within {} ms", thousands(ms))
-    })
-}
-
 fn node_line(node: &Node) -> String {
     let member = &node.member;
     let state = match node.reachable {

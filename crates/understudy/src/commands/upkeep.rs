@@ -24,6 +24,14 @@ pub(super) fn retained_lines(retained: Option<&Value>) -> String {
     holders.map(line).collect()
 }
 
+/// Time that it took to be protected again.
+pub(super) fn restored(protection: Option<&Value>) -> String {
+    let took = protection.and_then(|p| p["restored_after_ms"].as_u64());
+    took.map_or(String::new(), |ms| {
+        format!(", restored within {} ms", thousands(ms))
+    })
+}
+
 /// Images of the past, and pins.
 pub(super) fn past_lines(past: Option<&Value>) -> String {
     let all = |name: &str| past.and_then(|p| p[name].as_array()).cloned();

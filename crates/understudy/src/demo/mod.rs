@@ -12,6 +12,8 @@ pub mod past;
 pub mod picture;
 mod progress;
 pub mod proxied;
+#[cfg(feature = "backup")]
+pub mod regained;
 pub mod report;
 pub mod rounds;
 mod run;

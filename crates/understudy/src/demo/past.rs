@@ -7,7 +7,6 @@
 //! Invariant: each of the three must have every commit that was acknowledged before the moment, the table, and no transaction that
 //! began after it.
 
-use std::collections::HashSet;
 use std::path::{Path, PathBuf};
 use std::process::Stdio;
 use std::time::{Duration, Instant};
@@ -15,7 +14,6 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, ensure};
 use backup::restore::Target;
 use cluster::clients::clock::Clock;
-use cluster::clients::history::History;
 use cluster::clients::load::{self, Load};
 use cluster::clients::schema::Server;
 use cluster::clients::session::connect;
@@ -25,16 +23,16 @@ use cluster::process::Process;
 use cluster::tier::{Store, Tier};
 use cluster::workspace::Workspace;
 use cluster::{Cluster, ports, programs};
-use serde::Serialize;
 use serde_json::Value;
 use tokio::process::{Child, Command};
 use tokio_postgres::Client;
 
 use super::progress::Progress;
+use super::regained::{Moment, ROWS, Report, Rows, commits};
 use super::run::start_cluster;
 use super::timeline::thousands;
 
-/// What the user chose.
+/// Choices of the user.
 #[derive(Debug, Clone)]
 pub struct Options {
     /// Length of the load before the table is dropped, and after the rewind.
@@ -53,41 +51,8 @@ pub struct Options {
     pub keep: bool,
 }
 
-/// Rows of the table that is dropped.
-const ROWS: i64 = 1000;
 const WITHIN: Duration = Duration::from_secs(120);
 const LOOK_EVERY: Duration = Duration::from_millis(100);
-
-/// What was found.
-#[derive(Debug, Clone, Default, Serialize)]
-pub struct Report {
-    /// True if the table came back three times, nothing is lost, and nothing is there that came later.
-    pub passed: bool,
-    /// Commits that clients were told of before the table was dropped.
-    pub acknowledged: u64,
-    /// Those of them that the branch, the restore or the rewound database lacks.
-    pub lost: u64,
-    /// Transactions in one of them that began after the moment.
-    pub later: u64,
-    /// Commits since the rewind that are not there at the end.
-    pub lost_since: u64,
-    /// From the command to the first answer of the branch.
-    pub branch_ms: u64,
-    /// From the command to the first answer of the server that was restored.
-    pub restore_ms: u64,
-    /// From the command until the database was served again at the moment.
-    pub rewind_ms: u64,
-    /// How long nobody served it in between.
-    pub pause_ms: u64,
-    /// Bytes of log that the repository lacks between its first image and its end.
-    pub gap_bytes: u64,
-    /// PostgreSQL, as it calls itself.
-    pub postgres: String,
-    /// Moment to which everything went back.
-    pub moment: String,
-    /// Decides the rows touched.
-    pub seed: u64,
-}
 
 /// Runs the demo. Dropping the future ends it and cleans up.
 ///
@@ -122,22 +87,6 @@ async fn on_stage(options: &Options, bin: &Path, dir: &Path) -> anyhow::Result<R
     play.cluster.shutdown();
     tokio::task::block_in_place(|| drop(tier));
     report
-}
-
-/// A commit, by who made it.
-type Commits = HashSet<(i32, i64)>;
-
-fn commits(history: &History) -> Commits {
-    history.commits().map(|one| (one.client, one.n)).collect()
-}
-
-/// The moment that everything goes back to.
-struct Moment {
-    position: String,
-    /// Commits that clients had been told of.
-    before: Commits,
-    /// When the table was gone, on the load's clock.
-    dropped: cluster::clients::clock::Offset,
 }
 
 struct Play {
@@ -433,84 +382,4 @@ async fn connected(server: &Server) -> anyhow::Result<Client> {
         }
         tokio::time::sleep(LOOK_EVERY).await;
     }
-}
-
-/// Contents of a database.
-struct Rows {
-    precious: i64,
-    commits: Commits,
-}
-
-impl Report {
-    fn judge(
-        &mut self,
-        moment: &Moment,
-        history: &History,
-        found: &[Rows],
-        at_end: &Rows,
-        returned: cluster::clients::clock::Offset,
-    ) {
-        let attempts = history.attempts().iter();
-        let later: Commits = attempts
-            .filter(|one| one.began > moment.dropped && one.began < returned)
-            .map(|one| (one.client, one.n))
-            .collect();
-        let since: Commits = history
-            .commits()
-            .filter(|one| one.began > returned)
-            .map(|one| (one.client, one.n))
-            .collect();
-        self.lost = found
-            .iter()
-            .chain([at_end])
-            .map(|rows| moment.before.difference(&rows.commits).count() as u64)
-            .sum();
-        // The rewound database is asked while clients go on with it.
-        let at_moment = found.iter().take(2);
-        self.later = at_moment
-            .map(|rows| later.intersection(&rows.commits).count() as u64)
-            .sum();
-        self.lost_since = since.difference(&at_end.commits).count() as u64;
-        let has_table = |rows: &Rows| rows.precious == ROWS;
-        self.passed = found.iter().chain([at_end]).all(has_table)
-            && (self.lost, self.later, self.lost_since, self.gap_bytes) == (0, 0, 0, 0)
-            && !moment.before.is_empty()
-            && !since.is_empty();
-    }
-}
-
-/// The verdict, for people.
-pub fn render(report: &Report) -> String {
-    let seconds = |ms: u64| format!("{:.1} s", ms as f64 / 1000.0);
-    format!(
-        "\n\
-         {}, seed {}\n\
-         \n\
-         DROP TABLE precious, and back to the moment before, {}:\n\
-         \n\
-         \x20 branch    {:>7}  beside the database, which was served all the time\n\
-         \x20 restore   {:>7}  from a repository, as a server of its own\n\
-         \x20 rewind    {:>7}  of the database itself; nobody served for {}\n\
-         \n\
-         {} commits were acknowledged before: {} lost. {} later ones came along. {} since the rewind were lost.\n\
-         {} bytes of log are missing in the repository.\n\
-         {}\n",
-        report.postgres,
-        report.seed,
-        report.moment,
-        seconds(report.branch_ms),
-        seconds(report.restore_ms),
-        seconds(report.rewind_ms),
-        seconds(report.pause_ms),
-        thousands(report.acknowledged),
-        report.lost,
-        report.later,
-        report.lost_since,
-        report.gap_bytes,
-        match report.passed {
-            true =>
-                "PASSED: the table came back three times, with everything before the moment and nothing after it.",
-            false => "FAILED",
-        }
-    )
 }

@@ -5,6 +5,7 @@ mod config;
 mod create;
 mod drop;
 mod fill;
+mod making;
 mod named;
 mod promote;
 mod reset;

@@ -17,8 +17,9 @@ use dax::storage::Storage;
 use serde_json::json;
 
 use super::config;
-use super::create::{After, create};
+use super::create::create;
 use super::drop::drop_branch;
+use super::making::After;
 use super::named::{find, in_volume, is_stopped, no_branch, scratch};
 use crate::cli;
 use crate::commands::registry::{Registry, in_time};

@@ -24,7 +24,7 @@ use node::init::{Layered, over};
 use volume::view::Ownership;
 
 use super::config;
-use super::create::{Made, Making, is_still_ours};
+use super::making::{Made, Making, is_still_ours};
 use super::named::in_volume;
 use crate::commands::backup::{opened, restore as moments};
 use crate::exit::{Code, Failure};

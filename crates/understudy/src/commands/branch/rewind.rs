@@ -2,7 +2,8 @@
 
 use serde_json::json;
 
-use super::create::{After, create};
+use super::create::create;
+use super::making::After;
 use super::named::{drop_advice, scratch};
 use super::promote;
 use crate::cli;
