@@ -216,8 +216,15 @@ impl Image {
         let cell = self.pieces.lock().of(id);
         let fetch = || async {
             loop {
-                match self.repository.chunk(id).await {
-                    Err(Error::Store(error)) => {
+                let read = self.repository.chunk(id).await;
+                let is_away = match &read {
+                    Err(Error::Store(_)) => true,
+                    // A disk that is not mounted is an empty directory.
+                    Err(Error::Missing(_)) => !matches!(self.repository.owner().await, Ok(Some(_))),
+                    _ => false,
+                };
+                match read {
+                    Err(error) if is_away => {
                         tracing::warn!(%error, "an image lies beneath the volume, and its repository cannot be read; trying again");
                         tokio::time::sleep(TRY_AGAIN).await;
                     }
@@ -281,6 +288,11 @@ impl Image {
                     pieces = 0;
                     into.csync(SyncScope::Volume).await?;
                     (filling.next_file, filling.next_piece) = (place, number as u64 + 1);
+                    // A successor may have been faster.
+                    let now = Filling::load(over.as_ref()).await?;
+                    if now.is_none_or(|now| now.done) {
+                        return Ok(());
+                    }
                     filling.store(over.as_ref()).await?;
                 }
             }

@@ -3,6 +3,7 @@
 use std::sync::Arc;
 
 use dax::client::Client;
+use dax::error::{Error, ErrorKind};
 use dax::ids::VolumeName;
 use dax::storage::{Storage, VolumeSettings};
 
@@ -95,6 +96,13 @@ pub async fn leave_out(
     volume: &VolumeName,
 ) -> dax::Result<Option<LeftOut>> {
     let way = way(&config.moved_to(None), client_name).await?;
+    if way
+        .last()
+        .is_some_and(|(last, _)| last.stored_in() == volume)
+    {
+        let said = format!("the database is in the volume {volume}");
+        return Err(Error::new(ErrorKind::Conflict, said));
+    }
     let mut hops = way.windows(3);
     let hop = hops.find(|hop| hop[1].0.stored_in() == volume);
     let Some([(_, before), (there, _), (after, _)]) = hop else {
@@ -103,7 +111,7 @@ pub async fn leave_out(
     let (Some(moved), Some(after)) = (&there.moved, &after.moved) else {
         return Ok(None);
     };
-    // Nobody serves there.
+    // The database may have come back there: then its nodes take over once.
     before.own_epoch(&config.name).await?;
     after.store(before.as_ref()).await?;
     Ok(Some(LeftOut {
@@ -170,9 +178,7 @@ mod on_cassandra {
 /// A program that was built without the driver refuses what needs it.
 #[cfg(not(feature = "cassandra"))]
 mod on_cassandra {
-    use dax::error::{Error, ErrorKind};
-
-    use super::{Arc, Storage, VolumeSettings};
+    use super::{Arc, Error, ErrorKind, Storage, VolumeSettings};
 
     pub(super) async fn connect(_: cassandra::Config) -> dax::Result<Arc<dyn Storage>> {
         Err(absent())

@@ -2,7 +2,7 @@
 //!
 //! ```text
 //!   read ──▶ the zones ── have it ──▶ done
-//!                 └── have nothing ──▶ what lies beneath: the block as it will be there, or nothing
+//!                 └── have nothing ──▶ what lies beneath: the block as it will be there, or nothing ──▶ the zones once more
 //! ```
 //!
 //! What lies beneath never changes, and somebody copies it into the zones meanwhile. So it does not matter from where a block comes.
@@ -27,7 +27,7 @@ use crate::storage::{
 /// Blocks that a volume shows where its zones have nothing.
 #[async_trait]
 pub trait Beneath: Send + Sync + 'static {
-    /// The block; `None` if there is none. Waits while it cannot be reached.
+    /// The block; `None` if there is none, or all are in the zones by now. Waits while it cannot be reached.
     ///
     /// # Errors
     /// `Corrupt` if it is damaged or missing there.
@@ -57,7 +57,12 @@ impl Over {
 impl Storage for Over {
     async fn read(&self, key: BlockKey, up_to: Generation) -> Result<Option<Block>> {
         match self.inner.read(key, up_to).await? {
-            None if up_to != Generation::SINGLE => self.beneath.block(key).await,
+            None if up_to != Generation::SINGLE => {}
+            found => return Ok(found),
+        }
+        match self.beneath.block(key).await? {
+            // It may have been copied meanwhile, and what lies beneath may know nothing any more.
+            None => self.inner.read(key, up_to).await,
             found => Ok(found),
         }
     }
@@ -272,5 +277,35 @@ mod tests {
         assert_eq!(byte(1, Generation::MAX).await, Some(6));
         let expected = over.read_expected(key(1), Generation::MAX, VERSION);
         assert_eq!(expected.await.unwrap().unwrap().data[0], 6);
+    }
+
+    /// Everything is copied after the zones were asked, and then the repository goes.
+    struct Copied(Arc<dyn Storage>);
+
+    #[async_trait]
+    impl Beneath for Copied {
+        async fn block(&self, key: BlockKey) -> Result<Option<Block>> {
+            let generation = Generation {
+                epoch: Epoch(1),
+                number: 0,
+            };
+            self.0.write(key, generation, vec![5; 8192].into())?;
+            self.0.csync(SyncScope::Volume).await?;
+            Ok(None)
+        }
+    }
+
+    // hazard: FILL-1
+    #[tokio::test]
+    async fn a_block_that_was_copied_meanwhile_is_no_zeros() {
+        let cluster = MemoryCluster::new(VolumeSettings::default());
+        let owner: Arc<dyn Storage> = cluster.client();
+        owner
+            .own_epoch(&NodeName::new("north").unwrap())
+            .await
+            .unwrap();
+        let over = Over::shared(cluster.client(), Arc::new(Copied(owner)));
+        let read = over.read(BlockKey::new(FileId(7), 1), Generation::MAX);
+        assert_eq!(read.await.unwrap().unwrap().data[0], 5);
     }
 }

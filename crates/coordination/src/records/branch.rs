@@ -52,6 +52,9 @@ pub struct Branch {
     pub end: Option<Lsn>,
     /// When it was made, Unix milliseconds.
     pub created_unix_ms: u64,
+    /// The branch that a reset makes this one for, or that this one was before its reset.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub reset_of: Option<String>,
     /// When it need not be kept any more, Unix milliseconds; `None` if it is kept until somebody drops it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub expires_unix_ms: Option<u64>,

@@ -138,7 +138,7 @@ impl Active {
         };
         let claims = tokio::spawn(keeper.run());
         let (keeping, past) = past::keep(context, &self.view);
-        let (copying, filling) = filling::keep(&context.config.cluster, &context.me.node);
+        let (copying, filling) = filling::keep(&context.config.cluster, &self.storage);
         let scrubbing = scrub::ScrubStatus::default();
         let scrubbers = scrubbing::start(context, &self.view, &scrubbing);
         let told = ActiveStatus {

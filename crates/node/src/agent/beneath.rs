@@ -9,14 +9,26 @@ use backup::{
 };
 use coordination::records::Filling;
 use dax::storage::Storage;
-#[cfg(feature = "backup")]
-use dax::{beneath::Over, credentials::Secret};
 use parking_lot::Mutex;
 use serde::Serialize;
 #[cfg(feature = "backup")]
-use tokio::time::Instant;
+use {
+    async_trait::async_trait,
+    coordination::records::Record,
+    dax::beneath::{Beneath, Over},
+    dax::credentials::Secret,
+    dax::ids::BlockKey,
+    dax::storage::Block,
+    std::sync::atomic::{AtomicBool, Ordering},
+    std::time::Duration,
+    tokio::time::Instant,
+};
 
 use super::error::{AgentError, Result};
+
+/// How often a read that waits for the repository looks whether it is still needed.
+#[cfg(feature = "backup")]
+const LOOK_EVERY: Duration = Duration::from_secs(1);
 
 /// Progress of the copy, for the node's status.
 #[derive(Debug, Clone, Copy, Default, Serialize)]
@@ -35,8 +47,63 @@ pub(crate) type FillStatus = Arc<Mutex<Option<FillReport>>>;
 /// The handle, with the image beneath it.
 #[cfg(feature = "backup")]
 pub(super) async fn over(storage: Arc<dyn Storage>, filling: &Filling) -> Result<Arc<dyn Storage>> {
-    let image = open(filling, storage.as_ref()).await?;
-    Ok(Over::shared(storage, Arc::new(image)))
+    let beneath = Lying {
+        image: open(filling, storage.as_ref()).await?,
+        storage: Arc::clone(&storage),
+        is_done: AtomicBool::new(false),
+    };
+    Ok(Over::shared(storage, Arc::new(beneath)))
+}
+
+/// An image, for as long as it is not in the zones. What is not in the zones then is nothing.
+#[cfg(feature = "backup")]
+struct Lying {
+    image: Image,
+    /// The volume over it.
+    storage: Arc<dyn Storage>,
+    is_done: AtomicBool,
+}
+
+#[cfg(feature = "backup")]
+impl Lying {
+    async fn look(&self) -> dax::Result<bool> {
+        let filling = Filling::load(self.storage.as_ref()).await?;
+        let is_done = filling.is_none_or(|filling| filling.done);
+        self.is_done.fetch_or(is_done, Ordering::Relaxed);
+        Ok(is_done)
+    }
+
+    /// Returns when everything is in the zones.
+    async fn done(&self) {
+        loop {
+            tokio::time::sleep(LOOK_EVERY).await;
+            if matches!(self.look().await, Ok(true)) {
+                return;
+            }
+        }
+    }
+}
+
+#[cfg(feature = "backup")]
+#[async_trait]
+impl Beneath for Lying {
+    async fn block(&self, key: BlockKey) -> dax::Result<Option<Block>> {
+        if self.is_done.load(Ordering::Relaxed) {
+            return Ok(None);
+        }
+        let read = tokio::select! {
+            read = self.image.block(key) => read,
+            () = self.done() => Ok(None),
+        };
+        match read {
+            // It was copied, and the repository may be gone since.
+            Err(error) => match self.look().await? {
+                true => Ok(None),
+                false => Err(error),
+            },
+            read => read,
+        }
+    }
 }
 
 #[cfg(feature = "backup")]
@@ -46,6 +113,12 @@ async fn open(filling: &Filling, storage: &dyn Storage) -> Result<Image> {
     let id = filling.image.parse().map_err(AgentError::Refused)?;
     let block_bytes = storage.settings().block_size_bytes;
     Ok(Image::open(repository, &id, block_bytes).await?)
+}
+
+/// Looks whether the image can be read.
+#[cfg(feature = "backup")]
+pub(super) async fn check(storage: &Arc<dyn Storage>, filling: &Filling) -> Result<()> {
+    open(filling, storage.as_ref()).await.map(drop)
 }
 
 /// Copies the image into its own volume, and tells how far it is.
@@ -74,6 +147,11 @@ pub(super) async fn fill(
 
 #[cfg(not(feature = "backup"))]
 pub(super) async fn over(_: Arc<dyn Storage>, _: &Filling) -> Result<Arc<dyn Storage>> {
+    Err(refused())
+}
+
+#[cfg(not(feature = "backup"))]
+pub(super) async fn check(_: &Arc<dyn Storage>, _: &Filling) -> Result<()> {
     Err(refused())
 }
 

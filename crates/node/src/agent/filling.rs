@@ -31,11 +31,15 @@ pub(crate) async fn over(storage: Arc<dyn Storage>) -> Result<Arc<dyn Storage>> 
 }
 
 /// Copies what lies beneath into the zones, and looks after it from then on, until the task is aborted.
-pub(super) fn keep(cluster: &ClusterConfig, me: &NodeName) -> (JoinHandle<()>, FillStatus) {
+pub(super) fn keep(
+    cluster: &ClusterConfig,
+    storage: &Arc<dyn Storage>,
+) -> (JoinHandle<()>, FillStatus) {
     let told = FillStatus::default();
     let keeper = Keeper {
         cluster: cluster.clone(),
-        me: me.clone(),
+        me: cluster.name.clone(),
+        storage: Arc::clone(storage),
         told: Arc::clone(&told),
     };
     (tokio::spawn(keeper.run()), told)
@@ -44,44 +48,66 @@ pub(super) fn keep(cluster: &ClusterConfig, me: &NodeName) -> (JoinHandle<()>, F
 struct Keeper {
     cluster: ClusterConfig,
     me: NodeName,
+    storage: Arc<dyn Storage>,
     told: FillStatus,
 }
 
 impl Keeper {
     async fn run(self) {
+        let mut into = None;
         loop {
-            match self.fill().await {
-                Ok(Some(into)) => return Scrubber::of_all_files(into).run().await,
-                Ok(None) => return,
+            match self.fill(&mut into).await {
+                Ok(true) => {}
+                Ok(false) => return,
                 Err(error) => {
                     tracing::warn!(%error, "the image beneath the volume is not copied; trying again");
                     tokio::time::sleep(TRY_AGAIN).await;
+                    continue;
                 }
+            }
+            if let Some(into) = into.take() {
+                return Scrubber::of_all_files(into).run().await;
             }
         }
     }
 
-    /// Copies what is left. Returns the volume that has it; `None` if nothing lies beneath.
-    async fn fill(&self) -> Result<Option<Arc<dyn Storage>>> {
-        let storage = tier::connect(&self.cluster, self.me.as_str()).await?;
-        let Some(filling) = Filling::load(storage.as_ref()).await? else {
-            return Ok(None);
+    /// Copies what is left into the image's volume, which it owns from then on. False if nothing lies beneath.
+    async fn fill(&self, into: &mut Option<Arc<dyn Storage>>) -> Result<bool> {
+        let Some(filling) = Filling::load(self.storage.as_ref()).await? else {
+            return Ok(false);
         };
-        let there = self.cluster.moved_to(Some(Moved {
-            number: self.cluster.moves() + 1,
-            volume: filling.into.clone(),
-            key: filling.key.clone(),
-            unix_ms: unix_ms(),
-        }));
-        let into = tier::connect(&there, self.me.as_str()).await?;
-        into.own_epoch(&self.me).await?;
+        // Only so many epochs of the image's volume are below those of this one.
+        if !filling.done {
+            beneath::check(&self.storage, &filling).await?;
+        }
+        let owned = match into.take() {
+            Some(owned) if owned.confirm().await.is_ok() => owned,
+            _ => self.own(&filling).await?,
+        };
+        let owned = into.insert(owned);
         if filling.done {
-            return Ok(Some(into));
+            return Ok(true);
         }
         *self.told.lock() = Some(FillReport::default());
-        beneath::fill(&storage, &into, filling, &self.told).await?;
+        beneath::fill(&self.storage, owned, filling, &self.told).await?;
         *self.told.lock() = None;
         tracing::info!("the image beneath the volume is in the zones");
-        Ok(Some(into))
+        Ok(true)
     }
+
+    async fn own(&self, filling: &Filling) -> Result<Arc<dyn Storage>> {
+        let into = tier::connect(&there(&self.cluster, filling), self.me.as_str()).await?;
+        into.own_epoch(&self.me).await?;
+        Ok(into)
+    }
+}
+
+/// The way to the volume that an image is copied into.
+pub(super) fn there(cluster: &ClusterConfig, filling: &Filling) -> ClusterConfig {
+    cluster.moved_to(Some(Moved {
+        number: cluster.moves() + 1,
+        volume: filling.into.clone(),
+        key: filling.key.clone(),
+        unix_ms: unix_ms(),
+    }))
 }

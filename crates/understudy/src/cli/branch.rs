@@ -231,7 +231,11 @@ pub struct DropBranch {
     pub secret: ZonesSecret,
 }
 
-fn branch_name(text: &str) -> Result<String, String> {
+/// A name that a branch may have.
+///
+/// # Errors
+/// Says what a name must be.
+pub fn branch_name(text: &str) -> Result<String, String> {
     let is_plain = |c: char| c.is_ascii_lowercase() || c.is_ascii_digit() || c == '-' || c == '_';
     match !text.is_empty() && text.len() <= 30 && text.chars().all(is_plain) {
         true => Ok(text.to_owned()),

@@ -121,6 +121,7 @@ impl Registry {
     }
 
     /// The volume that the configuration names, whichever the database is in. Its registry has the names of branches.
+    #[cfg(feature = "backup")]
     pub(super) async fn named(&self) -> anyhow::Result<Arc<dyn Storage>> {
         let cluster = self.config.cluster();
         if *cluster.stored_in() == cluster.volume {

@@ -2,10 +2,13 @@
 
 use std::path::Path;
 use std::process::{Command, Stdio};
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, ensure};
 use cluster::process::Process;
+use coordination::records::{Branch, Record};
+use dax::storage::{Storage, Usage};
 use rand::random_range;
 use serde_json::Value;
 use volume::past::Pin;
@@ -97,6 +100,8 @@ async fn commands_that_are_killed_leave_what_a_drop_removes() -> Result<()> {
         ensure!(command(&stage, &create("try", &text))?.status.success());
         stage.commits(20).await?;
     }
+    of_two_names_one_is_dropped(&stage, &storage).await?;
+    a_users_branch_is_not_taken_for_a_resets(&stage)?;
     drop_all(&stage)?;
     ensure!(Pin::all(&storage).await?.is_empty());
     until(
@@ -106,6 +111,38 @@ async fn commands_that_are_killed_leave_what_a_drop_removes() -> Result<()> {
     )
     .await?;
     stage.verify().await
+}
+
+/// A name that a reset needs may be a user's.
+fn a_users_branch_is_not_taken_for_a_resets(stage: &Stage) -> Result<()> {
+    let place = stage.path().join("new");
+    let (text, of) = (place.display().to_string(), stage.path().join("try"));
+    ensure!(command(stage, &create("try-new", &text))?.status.success());
+    let of = of.display().to_string();
+    let refused = command(stage, &["branch", "reset", "try", "--directory", &of])?;
+    ensure!(refused.status.code() == Some(4), "{refused:?}");
+    ensure!(names(stage)? == ["try", "try-new"], "{:?}", names(stage)?);
+    Ok(())
+}
+
+/// A reset that died between its steps has left two names of one volume: a drop of one does not touch the other.
+async fn of_two_names_one_is_dropped(stage: &Stage, storage: &Arc<dyn Storage>) -> Result<()> {
+    let there = Branch::load_named(storage.as_ref(), &Branch::record_name("try")).await?;
+    let there = there.context("it is there")?;
+    let twin = Branch {
+        name: "try-old".to_owned(),
+        reset_of: Some("try".to_owned()),
+        ..there.clone()
+    };
+    twin.store(storage.as_ref()).await?;
+    let dropped = command(stage, &["branch", "drop", "try-old"])?;
+    ensure!(dropped.status.success(), "{dropped:?}");
+    ensure!(names(stage)? == ["try"], "{:?}", names(stage)?);
+    let usage = storage.usage().await?;
+    let is_there =
+        |(_, usage): &(_, Usage)| usage.relatives.iter().any(|one| one.volume == there.volume);
+    ensure!(usage.iter().all(is_there), "its volume is gone: {usage:?}");
+    Ok(())
 }
 
 fn drop_all(stage: &Stage) -> Result<()> {

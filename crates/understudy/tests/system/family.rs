@@ -347,7 +347,7 @@ async fn branches_of_branches_are_dropped_in_any_order_and_leave_nothing() -> Re
     stage.end().await
 }
 
-/// It has what the database has now, and nothing of its own; expired ones are dropped together.
+/// It has what the database has now, and nothing of its own.
 async fn a_reset_takes_its_changes_back(
     stage: &Stage,
     config: &Path,

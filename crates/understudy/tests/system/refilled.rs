@@ -22,7 +22,7 @@ use crate::verbs::until;
 
 /// Pages of a table that is large enough for the copy to be interrupted.
 const FILLER: &str = "CREATE TABLE filler AS SELECT n, md5(n::text) || repeat(md5((n + 1)::text), 30) AS pad \
-    FROM generate_series(1, 60000) AS n; CREATE INDEX ON filler (n)";
+    FROM generate_series(1, 20000) AS n; CREATE INDEX ON filler (n)";
 const SUM: &str = "SELECT sum(hashtext(pad))::bigint FROM filler";
 
 /// A table is dropped. A branch has it back from the repository at once, whatever is killed while it is filled, and needs the
@@ -85,7 +85,7 @@ async fn a_database_serves_from_a_repository_until_it_is_in_the_zones() -> Resul
     ensure!(number(&client, "SELECT count(*) FROM precious").await? == 1000);
     for change in [
         "UPDATE precious SET number = -number",
-        "DELETE FROM filler WHERE n > 59000",
+        "DELETE FROM filler WHERE n > 19000",
         "VACUUM filler",
     ] {
         client.batch_execute(change).await?;
@@ -128,7 +128,7 @@ async fn a_database_serves_from_a_repository_until_it_is_in_the_zones() -> Resul
     let mut node = serve(&directory)?;
     let client = session(&server).await?;
     ensure!(number(&client, left).await? == 1000);
-    ensure!(number(&client, "SELECT count(*) FROM filler").await? == 59000);
+    ensure!(number(&client, "SELECT count(*) FROM filler").await? == 19000);
     let rows: std::collections::HashSet<_> = cluster::clients::verify::ledger(&client)
         .await?
         .into_iter()

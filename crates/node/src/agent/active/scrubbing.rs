@@ -3,20 +3,24 @@
 //! The database's volume may be laid over one that it has left, and the nodes' configurations name such a one. Nobody serves them, so
 //! nobody else would bring a zone up to date that lost its disk.
 //!
-//! Invariant: the epoch of a volume that was left is owned once in the life of an active, and only while the volume says that the
-//! database is elsewhere. Whoever puts the database there again fences this, for good.
+//! Invariant: the epoch of a volume that was left is owned only while the volume says that the database is elsewhere. Whoever puts the
+//! database there again fences this, and it looks again which volumes were left.
 
 use std::sync::Arc;
 use std::time::Duration;
 
 use coordination::config::ClusterConfig;
+use coordination::records::{Filling, Record};
 use coordination::tier;
 use dax::ids::NodeName;
 use dax::scrub::{Pace, ScrubStatus, Scrubber};
+use dax::storage::Storage;
 use tokio::task::JoinSet;
 use volume::active::ActiveView;
 
 use super::super::context::Context;
+use super::super::error::Result;
+use super::super::filling::there;
 
 /// The wait after an error of the zones.
 const TRY_AGAIN: Duration = Duration::from_secs(5);
@@ -43,29 +47,46 @@ pub(super) fn start(context: &Context, view: &Arc<ActiveView>, told: &ScrubStatu
     scrubbers
 }
 
-/// Scrubs each volume that the database has left on its way to where it is.
+/// Scrubs each volume that the database has left on its way to where it is, and the images of repositories that they lie over. Starts
+/// again when somebody else has owned one of them meanwhile.
 async fn look_after_left(cluster: ClusterConfig, me: NodeName, pace: Pace) {
-    let left = loop {
-        match tier::left(&cluster, me.as_str()).await {
-            Ok(left) => break left,
+    loop {
+        let left = match all_left(&cluster, &me).await {
+            Ok(left) => left,
             Err(error) => {
-                tracing::info!(%error, "volumes that the database has left cannot be found; trying again")
+                tracing::info!(%error, "volumes that the database has left cannot be found; trying again");
+                tokio::time::sleep(TRY_AGAIN).await;
+                continue;
             }
+        };
+        let mut scrubbers = JoinSet::new();
+        for storage in left {
+            if let Err(error) = storage.own_epoch(&me).await {
+                tracing::warn!(%error, "nobody looks after a volume that the database has left");
+                continue;
+            }
+            let mut scrubber = Scrubber::of_all_files(Arc::clone(&storage));
+            scrubber.pace = pace;
+            scrubbers.spawn(async move {
+                tokio::select! {
+                    () = scrubber.run() => {}
+                    () = storage.fenced() => {}
+                }
+            });
+        }
+        if scrubbers.join_next().await.is_none() {
+            return;
         }
         tokio::time::sleep(TRY_AGAIN).await;
-    };
-    let mut scrubbers = JoinSet::new();
-    for storage in left {
-        match storage.own_epoch(&me).await {
-            Ok(_) => {
-                let mut scrubber = Scrubber::of_all_files(storage);
-                scrubber.pace = pace;
-                scrubbers.spawn(scrubber.run());
-            }
-            Err(error) => {
-                tracing::warn!(%error, "nobody looks after a volume that the database has left")
-            }
+    }
+}
+
+async fn all_left(cluster: &ClusterConfig, me: &NodeName) -> Result<Vec<Arc<dyn Storage>>> {
+    let mut left = tier::left(cluster, me.as_str()).await?;
+    for number in 0..left.len() {
+        if let Some(filling) = Filling::load(left[number].as_ref()).await? {
+            left.push(tier::connect(&there(cluster, &filling), me.as_str()).await?);
         }
     }
-    while scrubbers.join_next().await.is_some() {}
+    Ok(left)
 }

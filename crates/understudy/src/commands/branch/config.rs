@@ -43,20 +43,20 @@ pub(super) fn write(
     Ok(port)
 }
 
-/// Checks that a directory has the files of a node that serves one of these volumes.
+/// The one of these volumes that the node whose files are in a directory serves.
 pub(super) fn check<'a>(
     directory: &Path,
     mut volumes: impl Iterator<Item = &'a VolumeName>,
-) -> anyhow::Result<()> {
+) -> anyhow::Result<VolumeName> {
     let path = file(directory);
     let text = std::fs::read_to_string(&path)
         .with_context(|| format!("cannot read {}", path.display()))?;
     let table: Table = text.parse()?;
     let there = table.get("volume").and_then(Value::as_str);
     let there = there.unwrap_or_default();
-    match volumes.any(|volume| volume.as_str() == there) {
-        true => Ok(()),
-        false => {
+    match volumes.find(|volume| volume.as_str() == there) {
+        Some(volume) => Ok(volume.clone()),
+        None => {
             let said = format!(
                 "{} is of the volume {there}, which is none of this branch",
                 path.display()
@@ -81,12 +81,14 @@ pub(super) fn renew(
         Err(error) if error.kind() != std::io::ErrorKind::NotFound => return Err(error.into()),
         _ => {}
     }
-    let key = directory.join("volume.key");
     if table.contains_key("key") {
-        let old = key.with_extension("old");
-        std::fs::rename(&key, &old)?;
-        key_file(&table, directory, volume, secret)?;
-        std::fs::remove_file(&old)?;
+        let key = directory.join("volume.key");
+        let new = directory.join("volume.key.new");
+        // Of one that was interrupted.
+        let _ = std::fs::remove_file(&new);
+        write_new(&new, &key_of(volume, secret)?.to_hex())?;
+        std::fs::rename(&new, &key)?;
+        table.insert("key".to_owned(), text_of(&key));
     }
     table.insert("volume".to_owned(), Value::String(volume.to_string()));
     let new = path.with_extension("new");

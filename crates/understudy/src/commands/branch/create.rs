@@ -23,7 +23,7 @@ use node::init::{Layered, over};
 use serde_json::json;
 use volume::lsn::Lsn;
 
-use super::making::{After, Made, Making, is_still_ours};
+use super::making::{After, Made, Making, conclude};
 use super::named::{claimant, find};
 use super::{choose, config, restored};
 use crate::cli;
@@ -100,7 +100,7 @@ pub(super) async fn create(
     let began = Instant::now();
     let postgres = registry.postgres()?;
     let names = registry.named().await?;
-    let mut branch = begin(args, &postgres.cluster, &names).await?;
+    let mut branch = begin(args, &postgres.cluster, &names, &after).await?;
     let volume = branch.volume.clone();
     let port = config::write(
         &args.config,
@@ -146,6 +146,7 @@ async fn begin(
     args: &cli::CreateBranch,
     parent: &ClusterConfig,
     names: &Arc<dyn Storage>,
+    after: &After,
 ) -> anyhow::Result<Branch> {
     let name = &args.name;
     if *name == *parent.volume.as_str() {
@@ -179,6 +180,7 @@ async fn begin(
         end: None,
         created_unix_ms,
         expires_unix_ms: args.ttl.map(|ttl| created_unix_ms + ttl.as_millis() as u64),
+        reset_of: after.reset_of(),
     };
     branch.store(names.as_ref()).await?;
     Ok(branch)
@@ -214,12 +216,11 @@ async fn make(
     let released = source.release().await;
     let made = made?;
     released?;
+    let secret = args.secret.secret_file.as_deref();
+    conclude(names, storage, &parent.cluster, branch, secret).await?;
     // It has the WAL that it needs: the database's need not be kept for it.
     pin.log = None;
     pin.keep(storage).await?;
-    is_still_ours(names, branch).await?;
-    branch.state = BranchState::Ready;
-    branch.store(names.as_ref()).await?;
     Ok(made)
 }
 

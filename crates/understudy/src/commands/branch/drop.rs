@@ -5,14 +5,15 @@
 use std::path::Path;
 use std::sync::Arc;
 
+use coordination::config::ClusterConfig;
 use coordination::records::{Branch, BranchState, Record, unix_ms};
-use coordination::tier::{leave_out, remove_volume};
+use coordination::tier::{current, leave_out, remove_volume};
 use dax::error::ErrorKind;
 use dax::storage::Storage;
 use volume::claim::Claim;
 use volume::past::Pin;
 
-use super::named::{claimant, find, in_volume, no_branch, parent};
+use super::named::{claimant, find, in_volume, is_of_kind, no_branch, parent};
 use crate::cli;
 use crate::commands::registry::{Registry, in_time};
 use crate::exit::{Code, Failure};
@@ -43,6 +44,11 @@ async fn drop_expired(
     let mut code = Code::Ok;
     for branch in branches {
         let name = branch.name.clone();
+        // It may have been promoted since.
+        let now = find(names, &name).await?;
+        if !now.is_some_and(|now| now.is_expired(unix_ms())) {
+            continue;
+        }
         match drop_branch(registry, names, branch, secret).await {
             Ok(()) => println!("branch {name} is gone"),
             Err(error) => {
@@ -54,49 +60,96 @@ async fn drop_expired(
     Ok(code)
 }
 
-/// Removes the volume, the pin, and last the record. Each step can be repeated.
+/// Removes the volume, the pin, and last the record. Each step can be repeated. Of two records of one volume, which an interrupted reset
+/// leaves, it removes this one alone.
 pub(super) async fn drop_branch(
     registry: &Registry,
     names: &Arc<dyn Storage>,
-    mut branch: Branch,
+    branch: Branch,
     secret: Option<&Path>,
 ) -> anyhow::Result<()> {
-    let cluster = registry.config.cluster();
-    if branch.volume == *cluster.stored_in() || branch.volume == cluster.volume {
-        let name = &branch.name;
-        let said = match branch.volume == cluster.volume {
-            true => format!("{name} is the volume that the nodes' configurations name"),
-            false => format!("the branch {name} is the database now"),
-        };
-        return Err(Failure::new(Code::Refused, said).into());
-    }
-    let before = branch.clone();
-    branch.state = BranchState::Dropping;
-    branch.store(names.as_ref()).await?;
-    let left_out = leave_out(cluster, "drop", &branch.volume).await?;
-    let removed = remove_volume(&in_volume(cluster, &branch.volume, secret)?).await;
-    if let Some(left_out) = left_out {
-        left_out.end(removed.is_ok()).await?;
-    }
-    if let Err(error) = removed {
-        // Another volume lies over it: it is as good as before.
-        if error.kind() == ErrorKind::Conflict {
-            before.store(names.as_ref()).await?;
-        }
-        return Err(error.into());
-    }
-    match (&branch.parent, branch.owns_parent) {
-        (Some(image), true) => remove_volume(&in_volume(cluster, image, secret)?).await?,
-        _ => {
-            let parent = parent(registry, &branch, secret).await?;
-            Claim::release(&parent, &claimant(&branch.name)?).await?;
-            if let Some(pin) = &branch.pin {
-                Pin::remove(&parent, pin).await?;
+    let all = in_time(async { Ok(Branch::list(names.as_ref()).await?) }).await?;
+    let is_same = |other: &&Branch| other.name == branch.name && other.volume == branch.volume;
+    let Some(mut branch) = all.iter().find(is_same).cloned() else {
+        return Err(no_branch(&branch.name));
+    };
+    let has_other_name =
+        |other: &Branch| other.name != branch.name && other.volume == branch.volume;
+    if !all.iter().any(has_other_name) {
+        let cluster = registry.config.cluster();
+        let there = in_volume(cluster, &branch.volume, secret)?;
+        is_not_the_database(&branch, cluster).await?;
+        // A name that is being dropped is not promoted.
+        branch.state = BranchState::Dropping;
+        branch.store(names.as_ref()).await?;
+        if let Err(error) = remove(&there, &branch).await {
+            // Another volume lies over it, or it is the database by now: it is as good as before.
+            if is_of_kind(&error, ErrorKind::Conflict) {
+                let is_whole = branch.end.is_some() || branch.at == "-";
+                branch.state = match is_whole {
+                    true => BranchState::Ready,
+                    false => BranchState::Making,
+                };
+                branch.store(names.as_ref()).await?;
             }
+            return Err(error);
         }
+        give_back(registry, &branch, secret).await?;
     }
     names
         .remove_record(&branch.name(), Branch::AUTHORITY)
         .await?;
+    Ok(())
+}
+
+/// Looks once more where the database is: it may have been moved since the command began.
+async fn is_not_the_database(branch: &Branch, cluster: &ClusterConfig) -> anyhow::Result<()> {
+    let current = current(&cluster.moved_to(None), "drop");
+    let (current, _) = in_time(async { Ok(current.await?) }).await?;
+    let name = &branch.name;
+    let said = match &branch.volume {
+        volume if *volume == cluster.volume => {
+            format!("{name} is the volume that the nodes' configurations name")
+        }
+        volume if volume == current.stored_in() => format!("the branch {name} is the database now"),
+        _ => return Ok(()),
+    };
+    Err(Failure::new(Code::Refused, said).into())
+}
+
+async fn remove(there: &ClusterConfig, branch: &Branch) -> anyhow::Result<()> {
+    let left_out = leave_out(there, "drop", &branch.volume).await?;
+    let removed = remove_volume(there).await;
+    if let Some(left_out) = left_out {
+        // Some zones may be rid of it already, unless another volume lies over it: then none is.
+        let stays = removed
+            .as_ref()
+            .is_err_and(|error| error.kind() == ErrorKind::Conflict);
+        if let Err(error) = left_out.end(!stays).await {
+            tracing::warn!(%error, "nodes that start do not find the way to the database through the branch's volume");
+        }
+    }
+    Ok(removed?)
+}
+
+/// Gives back what was kept for the branch in the volume that it was laid over.
+async fn give_back(
+    registry: &Registry,
+    branch: &Branch,
+    secret: Option<&Path>,
+) -> anyhow::Result<()> {
+    if let (Some(image), true) = (&branch.parent, branch.owns_parent) {
+        let image = in_volume(registry.config.cluster(), image, secret)?;
+        return Ok(remove_volume(&image).await?);
+    }
+    let parent = match parent(registry, branch, secret).await {
+        // It was dropped after the branch was filled.
+        Err(error) if is_of_kind(&error, ErrorKind::NotFound) => return Ok(()),
+        found => found?,
+    };
+    Claim::release(&parent, &claimant(&branch.name)?).await?;
+    if let Some(pin) = &branch.pin {
+        Pin::remove(&parent, pin).await?;
+    }
     Ok(())
 }

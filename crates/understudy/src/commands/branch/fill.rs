@@ -18,7 +18,7 @@ use dax::storage::{Authority, Fill, Storage};
 use serde_json::json;
 use volume::past::Pin;
 
-use super::named::{find, in_volume, no_branch, parent};
+use super::named::{find, in_volume, is_of_kind, no_branch, parent};
 use crate::cli;
 use crate::commands::registry::{Registry, in_time};
 use crate::exit::{Code, Failure};
@@ -82,14 +82,15 @@ pub(super) async fn run(args: cli::FillBranch) -> anyhow::Result<Code> {
         match parent(&registry, &branch, secret).await {
             Ok(parent) => Pin::remove(&parent, pin).await?,
             // It was dropped when the zones had ended, before this command did.
-            Err(error) if is_gone(&error) => {}
+            Err(error) if is_of_kind(&error, ErrorKind::NotFound) => {}
             Err(error) => return Err(error),
         }
     }
     if let (Some(image), true) = (&branch.parent, branch.owns_parent) {
-        tier::remove_volume(&in_volume(registry.config.cluster(), image, secret)?).await?;
+        // First, so that nobody looks for the volume any more.
         let record = Filling::PREFIX;
         storage.remove_record(record, Filling::AUTHORITY).await?;
+        tier::remove_volume(&in_volume(registry.config.cluster(), image, secret)?).await?;
     }
     let filled = Branch {
         owns_parent: false,
@@ -106,11 +107,6 @@ pub(super) async fn run(args: cli::FillBranch) -> anyhow::Result<Code> {
         false => println!("the branch {name} needs no other volume now"),
     }
     Ok(Code::Ok)
-}
-
-fn is_gone(error: &anyhow::Error) -> bool {
-    let error = error.downcast_ref::<dax::Error>();
-    error.is_some_and(|error| error.kind() == ErrorKind::NotFound)
 }
 
 /// Has the zones copy, and says when all have everything.

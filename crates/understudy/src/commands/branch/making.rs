@@ -3,11 +3,14 @@
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use coordination::records::{Branch, BranchState};
+use coordination::config::ClusterConfig;
+use coordination::records::{Branch, BranchState, Record};
+use coordination::tier::remove_volume;
 use dax::storage::Storage;
 use node::config::Config;
+use volume::past::Pin;
 
-use super::named::find;
+use super::named::{find, in_volume};
 use crate::cli;
 use crate::exit::{Code, Failure};
 
@@ -19,8 +22,20 @@ const SETTINGS: &str = "# Of the branch: remove what it shall do as the database
 pub(super) enum After {
     /// It does nothing in the name of the database.
     Quiet,
+    /// The same, in the place of the branch with this name.
+    Reset(String),
     /// It becomes the database.
     Database,
+}
+
+impl After {
+    /// The branch in whose place it is made.
+    pub(super) fn reset_of(&self) -> Option<String> {
+        match self {
+            After::Reset(name) => Some(name.clone()),
+            After::Quiet | After::Database => None,
+        }
+    }
 }
 
 /// A branch that was made.
@@ -44,7 +59,7 @@ impl Making<'_> {
     /// Settings that take the place of those for recovery.
     pub(super) fn settings_after(&self) -> &'static str {
         match self.after {
-            After::Quiet => SETTINGS,
+            After::Quiet | After::Reset(_) => SETTINGS,
             After::Database => "",
         }
     }
@@ -55,24 +70,34 @@ impl Making<'_> {
     }
 }
 
-/// Refuses if somebody else has taken the name, or dropped it, in the meantime.
-pub(super) async fn is_still_ours(names: &Arc<dyn Storage>, branch: &Branch) -> anyhow::Result<()> {
+/// Has the branch complete, if the name is still its own. If somebody else has taken the name, or dropped the branch, in the meantime,
+/// everything that was made is removed.
+pub(super) async fn conclude(
+    names: &Arc<dyn Storage>,
+    parent: &Arc<dyn Storage>,
+    cluster: &ClusterConfig,
+    branch: &mut Branch,
+    secret: Option<&Path>,
+) -> anyhow::Result<()> {
     let there = find(names, &branch.name).await?;
     let is_ours =
         |there: &Branch| there.volume == branch.volume && there.state == BranchState::Making;
-    match there.as_ref().is_some_and(is_ours) {
-        true => Ok(()),
-        false => Err(Failure::new(
-            Code::Refused,
-            format!(
-                "somebody dropped the branch {} while it was made, or made another one of that name",
-                branch.name
-            ),
-        )
-        .advise(format!(
-            "Look at understudy branch list. Nobody else knows of the volume {}.",
-            branch.volume
-        ))
-        .into()),
+    if there.as_ref().is_some_and(is_ours) {
+        branch.state = BranchState::Ready;
+        return Ok(branch.store(names.as_ref()).await?);
     }
+    remove_volume(&in_volume(cluster, &branch.volume, secret)?).await?;
+    if let (Some(image), true) = (&branch.parent, branch.owns_parent) {
+        remove_volume(&in_volume(cluster, image, secret)?).await?;
+    }
+    if let Some(pin) = &branch.pin {
+        Pin::remove(parent, pin).await?;
+    }
+    let said = format!(
+        "somebody dropped the branch {} while it was made, or made another one of that name",
+        branch.name
+    );
+    Err(Failure::new(Code::Refused, said)
+        .advise("What was made is removed. Look at understudy branch list.")
+        .into())
 }

@@ -10,6 +10,7 @@ use coordination::config::ClusterConfig;
 use coordination::records::{ActiveState, Branch, Heartbeat, Moved, Record, unix_ms};
 use coordination::tier;
 use dax::credentials::VolumeKey;
+use dax::error::ErrorKind;
 use dax::ids::{NodeName, VolumeName};
 use dax::storage::Storage;
 
@@ -69,6 +70,12 @@ pub(super) fn drop_advice(name: &str) -> Code {
         "the branch {name} is not complete: understudy branch drop {name} removes what was made"
     );
     Code::Interrupted
+}
+
+/// True if an error of the zones is of this kind.
+pub(super) fn is_of_kind(error: &anyhow::Error, kind: ErrorKind) -> bool {
+    let error = error.downcast_ref::<dax::Error>();
+    error.is_some_and(|error| error.kind() == kind)
 }
 
 /// The refusal of a name that no branch has.

@@ -34,7 +34,7 @@ const TRIES: u32 = 5;
 /// Takeovers of the database that may happen while a try is under way.
 const TAKEOVERS: u32 = 4;
 /// Time to wait for a node that serves.
-const SERVED_WITHIN: Duration = Duration::from_secs(30);
+const SERVED_WITHIN: Duration = Duration::from_secs(120);
 const LOOK_EVERY: Duration = Duration::from_millis(50);
 
 /// A database that goes on in another volume.
@@ -123,6 +123,12 @@ pub(super) async fn exchange(
             ..beat.clone()
         };
         vacant.store(target.as_ref()).await?;
+        // Somebody may drop or reset it meanwhile.
+        let now = find(&names, name).await?;
+        if now.is_none_or(|now| now.volume != branch.volume || now.state != BranchState::Ready) {
+            let said = format!("somebody drops or resets the branch {name}");
+            return Err(Failure::new(Code::Refused, said).into());
+        }
         tries -= 1;
         let source = tier::connect(cluster, CLIENT).await?;
         let began = Instant::now();
@@ -166,6 +172,7 @@ async fn keep_name(names: &Arc<dyn Storage>, cluster: &ClusterConfig) -> anyhow:
         end: None,
         created_unix_ms: unix_ms(),
         expires_unix_ms: None,
+        reset_of: None,
     };
     first.store(names.as_ref()).await?;
     Ok(first.name)

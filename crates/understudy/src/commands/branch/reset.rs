@@ -30,17 +30,26 @@ pub(super) async fn run(args: cli::ResetBranch) -> anyhow::Result<Code> {
     let names = registry.named().await?;
     let secret = args.secret.secret_file.as_deref();
     let directory = std::path::absolute(&args.directory)?;
-    let [new, old] = ["new", "old"].map(|suffix| format!("{}-{suffix}", args.name));
+    let [new, old] = names_of(&args.name)?;
     let branch = resettable(&registry, &names, &args.name, secret).await?;
     // Of a reset that was interrupted.
     let mut left = Vec::new();
     for name in [&new, &old] {
         left.extend(find(&names, name).await?);
     }
+    if let Some(other) = left
+        .iter()
+        .find(|left| left.reset_of.as_ref() != Some(&args.name))
+    {
+        let said = format!("there is a branch {}, whose name a reset needs", other.name);
+        return Err(Failure::new(Code::Refused, said).into());
+    }
     let volumes = left.iter().chain([&branch]).map(|branch| &branch.volume);
-    config::check(&directory, volumes)?;
+    if config::check(&directory, volumes)? != branch.volume {
+        config::renew(&directory, &branch.volume, secret)?;
+    }
     for left in left {
-        remove_left(&registry, &names, &branch, left, secret).await?;
+        drop_branch(&registry, &names, left, secret).await?;
     }
     let place = scratch(&registry)?;
     let making = cli::CreateBranch {
@@ -59,24 +68,41 @@ pub(super) async fn run(args: cli::ResetBranch) -> anyhow::Result<Code> {
         within: args.within,
         json: args.json,
     };
-    let created = create(&registry, &making, place.path(), After::Quiet).await?;
-    let renamed = |branch: &Branch, name: &str| Branch {
-        name: name.to_owned(),
+    let created = create(
+        &registry,
+        &making,
+        place.path(),
+        After::Reset(args.name.clone()),
+    )
+    .await?;
+    // That took a while.
+    let again = resettable(&registry, &names, &args.name, secret).await?;
+    let made = find(&names, &new).await?;
+    if again.volume != branch.volume || made.is_none_or(|made| made.volume != created.branch.volume)
+    {
+        let said = format!("somebody else resets the branch {}", args.name);
+        return Err(Failure::new(Code::Refused, said).into());
+    }
+    let before = Branch {
+        name: old.clone(),
+        reset_of: Some(args.name.clone()),
         ..branch.clone()
     };
-    renamed(&branch, &old).store(names.as_ref()).await?;
+    before.store(names.as_ref()).await?;
     let kept_ms = branch
         .expires_unix_ms
         .map(|at| at.saturating_sub(branch.created_unix_ms));
     let fresh = Branch {
+        name: args.name.clone(),
+        reset_of: None,
         expires_unix_ms: kept_ms.map(|ms| unix_ms() + ms),
-        ..renamed(&created.branch, &args.name)
+        ..created.branch.clone()
     };
     fresh.store(names.as_ref()).await?;
     let temporary = Branch::record_name(&new);
     names.remove_record(&temporary, Branch::AUTHORITY).await?;
     config::renew(&directory, &fresh.volume, secret)?;
-    drop_branch(&registry, &names, renamed(&branch, &old), secret)
+    drop_branch(&registry, &names, before, secret)
         .await
         .with_context(|| format!("the branch is new, but what it was stays as {old}"))?;
     match args.json {
@@ -119,17 +145,29 @@ async fn resettable(
     Ok(branch)
 }
 
-/// Removes what an interrupted reset left: the record alone, if it is of the volume that the name leads to.
-async fn remove_left(
-    registry: &Registry,
-    names: &Arc<dyn Storage>,
-    branch: &Branch,
-    left: Branch,
-    secret: Option<&Path>,
-) -> anyhow::Result<()> {
-    if left.volume != branch.volume {
-        return drop_branch(registry, names, left, secret).await;
+/// Names that a reset needs besides.
+fn names_of(name: &str) -> anyhow::Result<[String; 2]> {
+    let names = ["new", "old"].map(|suffix| format!("{name}-{suffix}"));
+    match names.iter().all(|name| cli::branch_name(name).is_ok()) {
+        true => Ok(names),
+        false => {
+            let said = format!("the name {name} is too long for a reset");
+            Err(Failure::new(Code::Refused, said)
+                .advise("Drop the branch, and create it again.")
+                .into())
+        }
     }
-    let record = Branch::record_name(&left.name);
-    Ok(names.remove_record(&record, Branch::AUTHORITY).await?)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_reset_needs_names_that_a_drop_takes() {
+        assert_eq!(names_of("test").unwrap(), ["test-new", "test-old"]);
+        assert!(names_of(&"x".repeat(26)).is_ok());
+        let error = names_of(&"x".repeat(27)).unwrap_err();
+        assert!(error.to_string().contains("too long"), "{error}");
+    }
 }

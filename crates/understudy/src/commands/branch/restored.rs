@@ -14,7 +14,7 @@ use std::sync::Arc;
 use backup::beneath::{COPIERS, Image};
 use backup::repository::Repository;
 use backup::restore::{Parts, Plan, Target, plan, restore};
-use coordination::records::{Branch, BranchState, Cluster, Filling, Heartbeat, Record};
+use coordination::records::{Branch, Cluster, Filling, Heartbeat, Record};
 use coordination::tier::create_volume;
 use dax::ids::{Epoch, VolumeName};
 use dax::layer::Layer;
@@ -24,7 +24,7 @@ use node::init::{Layered, over};
 use volume::view::Ownership;
 
 use super::config;
-use super::making::{Made, Making, is_still_ours};
+use super::making::{Made, Making, conclude};
 use super::named::in_volume;
 use crate::commands::backup::{opened, restore as moments};
 use crate::exit::{Code, Failure};
@@ -107,9 +107,7 @@ pub(super) async fn make(
     let (created, took) = Box::pin(over(&config, &layered)).await?;
     std::fs::remove_dir_all(&rest)?;
     branch.end = Some(took.end);
-    is_still_ours(names, branch).await?;
-    branch.state = BranchState::Ready;
-    branch.store(names.as_ref()).await?;
+    conclude(names, storage, cluster, branch, secret).await?;
     Ok(Made {
         took,
         log_bytes: plan.log_end.bytes_since(plan.manifest().redo),
