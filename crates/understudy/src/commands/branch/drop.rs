@@ -104,8 +104,8 @@ pub(super) async fn drop_branch(
 
 /// Looks once more where the database is: it may have been moved since the command began.
 async fn is_not_the_database(branch: &Branch, cluster: &ClusterConfig) -> anyhow::Result<()> {
-    let current = current(&cluster.moved_to(None), "drop");
-    let (current, _) = in_time(async { Ok(current.await?) }).await?;
+    let first = cluster.moved_to(None);
+    let (current, _) = in_time(async { Ok(current(&first, "drop").await?) }).await?;
     let name = &branch.name;
     let said = match &branch.volume {
         volume if *volume == cluster.volume => {
