@@ -1,5 +1,6 @@
 //! The copy of an image into the zones, killed after every piece.
 
+use std::panic::AssertUnwindSafe;
 use std::sync::Arc;
 
 use coordination::records::{Filling, Record};
@@ -7,7 +8,7 @@ use dax::beneath::{Beneath, VERSION};
 use dax::ids::{BlockKey, Epoch, Generation, VolumeName};
 use dax::memory::{MemoryCluster, MemoryStorage};
 use dax::storage::{Storage, VolumeSettings};
-use tokio::sync::Notify;
+use futures_util::FutureExt;
 use volume::view::Ownership;
 
 use super::database::Files;
@@ -65,17 +66,17 @@ async fn copy(
     let filling = Filling::load(over.as_ref()).await.unwrap().unwrap();
     let owner = owner(into).await;
     let handle: Arc<dyn Storage> = owner.clone();
-    let (kill, mut told) = (Notify::new(), 0);
+    let mut told = 0;
     let tell = |_| {
         told += 1;
         if told > pieces {
-            kill.notify_one();
+            std::panic::resume_unwind(Box::new("killed"));
         }
     };
-    let is_done = tokio::select! {
-        biased;
-        () = kill.notified() => false,
-        filled = image.fill(over, &handle, filling, tell) => { filled.unwrap(); true }
+    let filling = image.fill(over, &handle, filling, tell);
+    let is_done = match AssertUnwindSafe(filling).catch_unwind().await {
+        Ok(filled) => filled.map(|()| true).unwrap(),
+        Err(_) => false,
     };
     owner.crash(|_| false);
     is_done
