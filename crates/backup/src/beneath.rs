@@ -94,7 +94,7 @@ impl Image {
     /// Opens an image for a volume with blocks of this size.
     ///
     /// # Errors
-    /// What is damaged or missing; those of the store.
+    /// [`Error::Damaged`], [`Error::Missing`]; those of the store.
     pub async fn open(repository: Repository, id: &ImageId, block_bytes: u32) -> Result<Image> {
         if repository.owner().await?.is_none() {
             return Err(Error::Missing("understudy.json".to_owned()));

@@ -5,7 +5,7 @@
 //!                 └── have nothing ──▶ what lies beneath: the block as it will be there, or nothing ──▶ the zones once more
 //! ```
 //!
-//! What lies beneath never changes, and somebody copies it into the zones meanwhile. So it does not matter from where a block comes.
+//! Blocks beneath never change, and are copied into the zones meanwhile. So it does not matter from where a block comes.
 //!
 //! Invariants: blocks of one version never come from beneath; a block from beneath is older than everything that the volume has
 //! written, so that truncation marks cover it.

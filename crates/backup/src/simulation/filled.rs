@@ -14,7 +14,7 @@ use volume::view::Ownership;
 use super::database::Files;
 use super::{before, name, open};
 use crate::beneath::Image;
-use crate::manifest::{self, Manifest};
+use crate::manifest::{self, ImageId, Manifest};
 
 /// Contents of the image's files as a volume shows them: blocks of the zones, or from beneath, or zeros.
 async fn files_of(image: &Image, zones: &Arc<dyn Storage>) -> Files {
@@ -48,6 +48,21 @@ async fn files_of(image: &Image, zones: &Arc<dyn Storage>) -> Files {
         files.insert(format!("base/5/{name}"), bytes);
     }
     files
+}
+
+/// The record of a copy that has not begun.
+fn not_begun(image: &ImageId, before_epoch: Epoch) -> Filling {
+    Filling {
+        repository: String::new(),
+        key_file: None,
+        image: image.to_string(),
+        into: VolumeName::new("image").unwrap(),
+        key: None,
+        before_epoch,
+        next_file: 0,
+        next_piece: 0,
+        done: false,
+    }
 }
 
 async fn owner(zones: &Arc<MemoryCluster>) -> Arc<MemoryStorage> {
@@ -94,17 +109,7 @@ async fn a_copy_that_is_killed_after_any_piece_leaves_no_hole() {
         let image = Image::open(repository.clone(), &id, 8192).await.unwrap();
         let into = MemoryCluster::new(VolumeSettings::default());
         let over: Arc<dyn Storage> = MemoryCluster::new(VolumeSettings::default()).client();
-        let filling = Filling {
-            repository: String::new(),
-            key_file: None,
-            image: id.to_string(),
-            into: VolumeName::new("image").unwrap(),
-            key: None,
-            before_epoch: Epoch(100),
-            next_file: 0,
-            next_piece: 0,
-            done: false,
-        };
+        let filling = not_begun(&id, Epoch(100));
         filling.store(over.as_ref()).await.unwrap();
         let was_done = copy(&image, &over, &into, pieces).await;
         let reader: Arc<dyn Storage> = into.client();
@@ -132,17 +137,7 @@ async fn nodes_that_copy_for_ever_are_refused() {
     let image = Image::open(repository, &id, 8192).await.unwrap();
     let zones = MemoryCluster::new(VolumeSettings::default());
     let into: Arc<dyn Storage> = owner(&zones).await;
-    let filling = Filling {
-        repository: String::new(),
-        key_file: None,
-        image: id.to_string(),
-        into: VolumeName::new("image").unwrap(),
-        key: None,
-        before_epoch: Epoch(1),
-        next_file: 0,
-        next_piece: 0,
-        done: false,
-    };
+    let filling = not_begun(&id, Epoch(1));
     let refused = image.fill(&into, &into, filling, |_| ()).await.unwrap_err();
     assert!(
         refused.to_string().contains("make the branch again"),

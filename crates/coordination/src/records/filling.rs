@@ -31,7 +31,7 @@ pub struct Filling {
     /// The key of that volume.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub key: Option<VolumeKey>,
-    /// Whoever copies must own an epoch of that volume below this one: the first of this volume.
+    /// First epoch of this volume. Copies are made in epochs of the image's volume below it.
     pub before_epoch: Epoch,
     /// The file of the image that is copied next, by its place.
     pub next_file: u64,

@@ -106,8 +106,13 @@ impl Beneath for Lying {
     }
 }
 
+/// An image that can be read.
 #[cfg(feature = "backup")]
-async fn open(filling: &Filling, storage: &dyn Storage) -> Result<Image> {
+pub(super) type Opened = Image;
+
+/// Opens the image beneath a volume.
+#[cfg(feature = "backup")]
+pub(super) async fn open(filling: &Filling, storage: &dyn Storage) -> Result<Opened> {
     let secret = filling.key_file.as_deref().map(Secret::load).transpose()?;
     let repository = Repository::open(&filling.repository, secret.as_ref())?;
     let id = filling.image.parse().map_err(AgentError::Refused)?;
@@ -115,21 +120,15 @@ async fn open(filling: &Filling, storage: &dyn Storage) -> Result<Image> {
     Ok(Image::open(repository, &id, block_bytes).await?)
 }
 
-/// Looks whether the image can be read.
-#[cfg(feature = "backup")]
-pub(super) async fn check(storage: &Arc<dyn Storage>, filling: &Filling) -> Result<()> {
-    open(filling, storage.as_ref()).await.map(drop)
-}
-
 /// Copies the image into its own volume, and tells how far it is.
 #[cfg(feature = "backup")]
 pub(super) async fn fill(
+    image: &Opened,
     storage: &Arc<dyn Storage>,
     into: &Arc<dyn Storage>,
     filling: Filling,
     told: &FillStatus,
 ) -> Result<()> {
-    let image = open(&filling, storage.as_ref()).await?;
     let mut first = None;
     let tell = |progress: Progress| {
         let (at, began) = *first.get_or_insert((progress.done_bytes, Instant::now()));
@@ -151,18 +150,22 @@ pub(super) async fn over(_: Arc<dyn Storage>, _: &Filling) -> Result<Arc<dyn Sto
 }
 
 #[cfg(not(feature = "backup"))]
-pub(super) async fn check(_: &Arc<dyn Storage>, _: &Filling) -> Result<()> {
+pub(super) type Opened = std::convert::Infallible;
+
+#[cfg(not(feature = "backup"))]
+pub(super) async fn open(_: &Filling, _: &dyn Storage) -> Result<Opened> {
     Err(refused())
 }
 
 #[cfg(not(feature = "backup"))]
 pub(super) async fn fill(
+    image: &Opened,
     _: &Arc<dyn Storage>,
     _: &Arc<dyn Storage>,
     _: Filling,
     _: &FillStatus,
 ) -> Result<()> {
-    Err(refused())
+    match *image {}
 }
 
 #[cfg(not(feature = "backup"))]

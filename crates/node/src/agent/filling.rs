@@ -76,20 +76,21 @@ impl Keeper {
         let Some(filling) = Filling::load(self.storage.as_ref()).await? else {
             return Ok(false);
         };
-        // Only so many epochs of the image's volume are below those of this one.
-        if !filling.done {
-            beneath::check(&self.storage, &filling).await?;
-        }
+        // Before an epoch is owned: only so many of the image's volume are below those of this one.
+        let image = match filling.done {
+            true => None,
+            false => Some(beneath::open(&filling, self.storage.as_ref()).await?),
+        };
         let owned = match into.take() {
             Some(owned) if owned.confirm().await.is_ok() => owned,
             _ => self.own(&filling).await?,
         };
         let owned = into.insert(owned);
-        if filling.done {
+        let Some(image) = image else {
             return Ok(true);
-        }
+        };
         *self.told.lock() = Some(FillReport::default());
-        beneath::fill(&self.storage, owned, filling, &self.told).await?;
+        beneath::fill(&image, &self.storage, owned, filling, &self.told).await?;
         *self.told.lock() = None;
         tracing::info!("the image beneath the volume is in the zones");
         Ok(true)

@@ -14,7 +14,7 @@ use serde_json::Value;
 use volume::past::Pin;
 
 use crate::backups::wanted;
-use crate::branched::{KEEP, command, number};
+use crate::branched::{KEEP, command, names, number};
 use crate::operator::json;
 use crate::past::registry;
 use crate::slots::active;
@@ -47,14 +47,6 @@ fn unmount(place: &Path) {
         .arg(data)
         .output();
     let _ = std::fs::remove_dir_all(place);
-}
-
-fn names(stage: &Stage) -> Result<Vec<String>> {
-    let listed = json(&command(stage, &["branch", "list", "--json"])?)?;
-    let listed = listed.as_array().context("a list")?.iter();
-    Ok(listed
-        .filter_map(|one| one["name"].as_str().map(str::to_owned))
-        .collect())
 }
 
 fn create<'a>(name: &'a str, place: &'a str) -> [&'a str; 5] {

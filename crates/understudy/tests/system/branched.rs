@@ -119,6 +119,15 @@ pub fn acknowledged(stage: &Stage) -> Result<HashSet<(i32, i64)>> {
     Ok(history.commits().map(|one| (one.client, one.n)).collect())
 }
 
+/// Names of the branches.
+pub fn names(stage: &Stage) -> Result<Vec<String>> {
+    let listed = json(&command(stage, &["branch", "list", "--json"])?)?;
+    let listed = listed.as_array().context("a list")?.iter();
+    Ok(listed
+        .filter_map(|one| one["name"].as_str().map(str::to_owned))
+        .collect())
+}
+
 pub async fn number(client: &Client, sql: &str) -> Result<i64> {
     Ok(client.query_one(sql, &[]).await?.get(0))
 }
@@ -219,14 +228,8 @@ pub async fn go_their_own_ways(stage: &mut Stage) -> Result<()> {
         LATERAL bt_index_check(c.oid, true) WHERE a.amname = 'btree' AND c.relpersistence = 'p'";
     ensure!(number(&branch, checked).await? > 50);
 
-    let listed = json(&command(stage, &["branch", "list", "--json"])?)?;
-    let names: Vec<_> = listed
-        .as_array()
-        .context("a list")?
-        .iter()
-        .map(|one| &one["name"])
-        .collect();
-    ensure!(names == ["now", "then", "undone"], "{listed}");
+    let listed = names(stage)?;
+    ensure!(listed == ["now", "then", "undone"], "{listed:?}");
     a_failed_mask_leaves_nothing_that_serves(stage)?;
     let pins = Pin::all(&registry(stage).await?).await?;
     let keeps_log = pins.iter().any(|pin| pin.log.is_some());

@@ -18,7 +18,7 @@ use tokio_postgres::Client;
 use toml::{Table, Value as Toml};
 
 use crate::backups::{end_load, wanted};
-use crate::branched::number;
+use crate::branched::{names, number};
 use crate::operator::{json, understudy};
 use crate::past::registry;
 use crate::slots::active;
@@ -376,19 +376,8 @@ async fn a_reset_takes_its_changes_back(
     ensure!(number(&client, "SELECT count(*) FROM pgbench_accounts").await? == 100_000);
     drop(client);
     ensure!(node.terminate(TIMEOUT));
-    let listed = json(&done(understudy(&["branch", "list", "--json"], config)?)?)?;
-    let names: Vec<&Value> = listed
-        .as_array()
-        .context("a list")?
-        .iter()
-        .map(|one| &one["name"])
-        .collect();
-    ensure!(
-        !names
-            .iter()
-            .any(|name| name.as_str().is_some_and(|name| name.contains('-'))),
-        "{listed}"
-    );
+    let listed = names(stage)?;
+    ensure!(!listed.iter().any(|name| name.contains('-')), "{listed:?}");
     Ok(())
 }
 
@@ -403,14 +392,8 @@ async fn branches_go_when_their_time_is_over() -> Result<()> {
     }
     tokio::time::sleep(Duration::from_secs(1)).await;
     done(run(&stage, &config, &["branch", "drop", "--expired"])?)?;
-    let listed = json(&done(understudy(&["branch", "list", "--json"], &config)?)?)?;
-    let names: Vec<&Value> = listed
-        .as_array()
-        .context("a list")?
-        .iter()
-        .map(|one| &one["name"])
-        .collect();
-    ensure!(names == ["b1"], "{listed}");
+    let listed = names(&stage)?;
+    ensure!(listed == ["b1"], "{listed:?}");
     done(run(&stage, &config, &["branch", "drop", "b1"])?)?;
     stage.verify().await
 }

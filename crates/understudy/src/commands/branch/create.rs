@@ -110,21 +110,19 @@ pub(super) async fn create(
         args.secret.secret_file.as_deref(),
     );
     let storages = (&registry.storage, &names);
+    let making = Making {
+        args,
+        parent: postgres,
+        directory,
+        after,
+    };
     let made = match (port, &args.from.repository) {
-        (Ok(port), None) => make(args, postgres, storages, &mut branch, directory, after)
+        (Ok(port), None) => make(&making, storages, &mut branch)
             .await
             .map(|made| (port, made)),
-        (Ok(port), Some(place)) => {
-            let making = Making {
-                args,
-                parent: postgres,
-                directory,
-                after,
-            };
-            restored::make(&making, place, storages, &mut branch)
-                .await
-                .map(|made| (port, made))
-        }
+        (Ok(port), Some(place)) => restored::make(&making, place, storages, &mut branch)
+            .await
+            .map(|made| (port, made)),
         (Err(error), _) => Err(error),
     };
     let (port, made) = made.with_context(|| {
@@ -187,19 +185,11 @@ async fn begin(
 }
 
 async fn make(
-    args: &cli::CreateBranch,
-    parent: &Config,
+    making: &Making<'_>,
     (storage, names): (&Arc<dyn Storage>, &Arc<dyn Storage>),
     branch: &mut Branch,
-    directory: &Path,
-    after: After,
 ) -> anyhow::Result<Made> {
-    let making = Making {
-        args,
-        parent,
-        directory,
-        after,
-    };
+    let Making { args, parent, .. } = making;
     let (pin, moment) = choose::image(storage, &args.name, &args.at).await?;
     branch.pin = Some(pin.name.clone());
     branch.store(names.as_ref()).await?;
@@ -212,7 +202,7 @@ async fn make(
         "{claim} is a node: give the branch another name"
     );
     let mut source = Source::claim_image(storage.clone(), claim, pin.seal(), None).await?;
-    let made = fill(&making, &mut source, branch, &moment).await;
+    let made = fill(making, &mut source, branch, &moment).await;
     let released = source.release().await;
     let made = made?;
     released?;

@@ -22,7 +22,7 @@ const SETTINGS: &str = "# Of the branch: remove what it shall do as the database
 pub(super) enum After {
     /// It does nothing in the name of the database.
     Quiet,
-    /// The same, in the place of the branch with this name.
+    /// A quiet branch that takes the place of the one with this name.
     Reset(String),
     /// It becomes the database.
     Database,
