@@ -876,7 +876,7 @@ CREATE EVENT TRIGGER watches ON ddl_command_end EXECUTE FUNCTION fires();
 
 CREATE DATABASE another;
 
-CREATE TABLESPACE space LOCATION '/nowhere';
+CREATE TABLESPACE space LOCATION '/directory/of/nobody';
 --= error 58P01
 
 ALTER SYSTEM SET work_mem = '8MB';

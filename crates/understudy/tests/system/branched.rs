@@ -236,7 +236,7 @@ pub async fn go_their_own_ways(stage: &mut Stage) -> Result<()> {
     ensure!(pins.len() == 3 && !keeps_log, "branches keep WAL: {pins:?}");
     let taken = command(
         stage,
-        &["branch", "create", "now", "--directory", "/nowhere"],
+        &["branch", "create", "now", "--directory", "/dev/null/now"],
     )?;
     ensure!(taken.status.code() == Some(4), "{taken:?}");
     ensure!(now.made["end"].is_string() && undone.made["end"].is_string());

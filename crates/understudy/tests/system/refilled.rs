@@ -90,14 +90,10 @@ async fn a_database_serves_from_a_repository_until_it_is_in_the_zones() -> Resul
     ] {
         client.batch_execute(change).await?;
     }
+    let elsewhere = directory.join("child");
+    let elsewhere = elsewhere.to_str().context("a path is text")?;
     let busy = understudy(
-        &[
-            "branch",
-            "create",
-            "child",
-            "--directory",
-            "/nowhere/at/all",
-        ],
+        &["branch", "create", "child", "--directory", elsewhere],
         &config,
     )?;
     ensure!(!busy.status.success(), "{busy:?}");
