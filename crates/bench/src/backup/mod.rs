@@ -52,6 +52,8 @@ pub struct Options {
     pub rate: f64,
     /// Time between two backups, and length of one run of the comparison of archives.
     pub seconds: u32,
+    /// Length of one run with or without images of the past.
+    pub churn_seconds: u32,
     /// Runs of each way of archiving.
     pub rounds: u32,
 }
@@ -121,6 +123,10 @@ pub async fn run(options: &Options, say: impl Fn(&str)) -> Result<Report> {
         rounds: options.rounds,
     };
     let archiving = archive::measure(&runs, &bench.cluster, &server, &repositories, &say).await?;
+    let runs = Runs {
+        seconds: options.churn_seconds,
+        ..runs
+    };
     let images = images::measure(&runs, &bench.cluster, &bench.active, &say).await?;
     bench.cluster.check_running()?;
     bench.cluster.shutdown();

@@ -30,4 +30,7 @@ pub struct BenchBackup {
     /// Transactions a second of all clients together, during backups.
     #[arg(long, default_value_t = 100, value_parser = clap::value_parser!(u32).range(1..))]
     pub rate: u32,
+    /// Length of a run with or without images of the past in seconds; that of the other runs if it is not given.
+    #[arg(long, value_parser = clap::value_parser!(u32).range(1..))]
+    pub churn_seconds: Option<u32>,
 }

@@ -12,13 +12,15 @@ use crate::cli;
 pub(super) async fn run(args: cli::BenchBackup) -> anyhow::Result<Code> {
     let workspace = Workspace::create(args.common.data.as_deref(), false)?;
     let either = |given, quick, whole| args.common.either(given, quick, whole);
+    let seconds = either(args.runs.seconds, 5, 60);
     let options = Options {
         bin: programs::find(args.programs.bin.as_deref())?,
         dir: workspace.path().to_owned(),
         understudy: understudy()?,
         scale: either(args.scale.scale, 10, 340),
         rate: args.rate.into(),
-        seconds: either(args.runs.seconds, 5, 60),
+        seconds,
+        churn_seconds: args.churn_seconds.unwrap_or(seconds),
         rounds: either(args.runs.rounds, 1, 5),
     };
     let report = tokio::select! {
