@@ -34,18 +34,22 @@ pub async fn current(
     Ok(way.pop().expect("it begins somewhere"))
 }
 
-/// Opens the volumes that the database has left on its way to where `config` leads, and is not in now.
+/// Opens the volumes that the database has left on its way to where `config` leads, and is not in now, each with a configuration that
+/// leads to it.
 ///
 /// # Errors
 /// As [`current`].
-pub async fn left(config: &ClusterConfig, client_name: &str) -> dax::Result<Vec<Arc<dyn Storage>>> {
+pub async fn left(
+    config: &ClusterConfig,
+    client_name: &str,
+) -> dax::Result<Vec<(ClusterConfig, Arc<dyn Storage>)>> {
     let mut left: Vec<(ClusterConfig, Arc<dyn Storage>)> = Vec::new();
     for (config, storage) in way(&config.moved_to(None), client_name).await? {
         left.retain(|(other, _)| other.stored_in() != config.stored_in());
         left.push((config, storage));
     }
     left.pop();
-    Ok(left.into_iter().map(|(_, storage)| storage).collect())
+    Ok(left)
 }
 
 /// All volumes from where the configuration leads to where the database is now.

@@ -35,7 +35,7 @@ impl Handler for Echo {
             Request::Restart
             | Request::Reinitialize
             | Request::Exchange { .. }
-            | Request::CancelExchange
+            | Request::CancelExchange { .. }
             | Request::FinishUpgrade => Ok(json!({})),
             Request::Enlist => std::future::pending().await,
             Request::Unknown(_) => Err("this agent does not know that request".into()),

@@ -86,7 +86,7 @@ pub struct Operator {
 }
 
 impl Operator {
-    fn by(&self) -> &str {
+    pub(crate) fn by(&self) -> &str {
         self.me.me.node.as_str()
     }
 

@@ -7,17 +7,21 @@
 //! The active carries an exchange out, and whoever takes over goes on with it; nothing here is needed for that, and
 //! asking again for what is under way, or done, only watches it.
 
+mod volumes;
+
 use std::time::Duration;
 
 use coordination::channel::{self, Request};
 use coordination::config::ClusterConfig;
 use coordination::records::{Member as Node, MemberState, Record, Role};
 use dax::client::identify;
-use dax::ids::{StoreId, ZoneId};
+use dax::ids::{StoreId, VolumeName, ZoneId};
 use dax::membership::{Change, Member, Membership, usual_sync_replicas};
 use serde_json::Value;
 use tokio::time::Instant;
 
+pub use self::volumes::Exchanged;
+use self::volumes::{members_in, scrub_of};
 use crate::operate::{OperateError, Operator, Result};
 
 /// How long the active may take until enough zones have recorded an order.
@@ -47,7 +51,7 @@ pub struct Wanted {
 pub struct Progress {
     /// Blocks that the scrub which fills the newcomers has compared.
     pub blocks: u64,
-    /// About so many there are.
+    /// About so many there are; 0 if that is not known.
     pub blocks_total: u64,
     /// Copies that it has sent.
     pub copies: u64,
@@ -130,24 +134,30 @@ fn sync_replicas_after(before: &Membership, after: &[Member]) -> u8 {
 }
 
 impl Operator {
-    /// Begins what is wanted, unless it is under way or done already.
+    /// Begins what is wanted of a volume, unless it is under way or done already.
     ///
     /// # Errors
     /// [`OperateError::Refused`] if another exchange is under way or this one is invalid;
     /// [`OperateError::Channel`] if the active did not take the order.
-    pub async fn begin_exchange(&self, config: &ClusterConfig, wanted: &Wanted) -> Result<()> {
-        let membership = members(self, config)?;
-        if is_done(&membership, wanted) || is_under_way(&membership, wanted) {
+    pub async fn begin_exchange(
+        &self,
+        config: &ClusterConfig,
+        volume: &Exchanged,
+        wanted: &Wanted,
+    ) -> Result<()> {
+        let membership = &volume.members;
+        if is_done(membership, wanted) || is_under_way(membership, wanted) {
             return Ok(());
         }
         if let Some(change) = &membership.change {
             return refused(format!(
                 "another exchange is under way ({}): wait for it, or give it up with understudy zone cancel",
-                describe(&membership, change)
+                describe(membership, change)
             ));
         }
-        let change = self.change(config, &membership, wanted).await?;
+        let change = change(config, volume, wanted).await?;
         self.order(Request::Exchange {
+            volume: volume.name.clone(),
             joining: change.joining,
             leaving: change.leaving,
             sync_replicas: change.sync_replicas,
@@ -155,58 +165,24 @@ impl Operator {
         .await
     }
 
-    /// Gives up what is under way.
+    /// Gives up what is under way. Returns the volume in which that was.
     ///
     /// # Errors
     /// As [`begin_exchange`](Operator::begin_exchange).
-    pub async fn cancel_exchange(&self, config: &ClusterConfig) -> Result<()> {
-        if members(self, config)?.change.is_none() {
+    pub async fn cancel_exchange(&self, config: &ClusterConfig) -> Result<Option<VolumeName>> {
+        let volumes = self.exchanged(config).await?;
+        let changing = volumes
+            .into_iter()
+            .find(|volume| volume.members.change.is_some());
+        let Some(Exchanged { name: volume, .. }) = changing else {
             return refused("no exchange of zones is under way");
-        }
-        self.order(Request::CancelExchange).await
-    }
-
-    async fn change(
-        &self,
-        config: &ClusterConfig,
-        membership: &Membership,
-        wanted: &Wanted,
-    ) -> Result<Change> {
-        let mut leaving = Vec::new();
-        for name in &wanted.leaving {
-            leaving.push(find(membership, name)?.clone());
-        }
-        let mut change = Change {
-            leaving: leaving.iter().map(|m| m.store).collect(),
-            ..Change::default()
         };
-        let next = membership
-            .members
-            .iter()
-            .map(|m| m.zone.0 + 1)
-            .max()
-            .unwrap_or(0);
-        for (at, address) in wanted.joining.iter().enumerate() {
-            let store = newcomer(config, address).await?;
-            let place = leaving.get(at).map(|m| m.zone);
-            let own = wanted
-                .zone
-                .unwrap_or(next.saturating_add((at - leaving.len().min(at)) as u8));
-            change.joining.push(Member {
-                store,
-                address: address.clone(),
-                zone: place.unwrap_or(ZoneId(own)),
-            });
-        }
-        let mut after = membership.clone();
-        after.change = Some(change.clone());
-        let after = after.target();
-        change.sync_replicas = wanted
-            .sync_replicas
-            .unwrap_or_else(|| sync_replicas_after(membership, &after));
-        Ok(change)
+        let order = Request::CancelExchange {
+            volume: volume.clone(),
+        };
+        self.order(order).await?;
+        Ok(volume)
     }
-
     /// The node that serves, and what it says of itself.
     async fn serving(&self) -> Result<(Node, Value)> {
         for node in Node::list(self.storage.as_ref()).await? {
@@ -230,20 +206,20 @@ impl Operator {
         Ok(())
     }
 
-    /// Watches an exchange until it has ended; `tell` hears how far it is. While nobody serves, it waits.
+    /// Watches an exchange in a volume until it has ended; `tell` hears how far it is. While nobody serves, it waits.
     ///
     /// # Errors
     /// [`OperateError`]
     pub async fn watch_exchange(
         &self,
+        volume: Option<&VolumeName>,
         wanted: Option<&Wanted>,
         mut tell: impl FnMut(&Progress),
     ) -> Result<Outcome> {
         let mut speed = Speed::default();
         loop {
             if let Ok((_, status)) = self.serving().await
-                && let Ok(membership) =
-                    serde_json::from_value::<Membership>(status["members"].clone())
+                && let Some(membership) = members_in(&status, volume)
             {
                 let Some(change) = &membership.change else {
                     let done = wanted.is_some_and(|wanted| is_done(&membership, wanted));
@@ -253,8 +229,11 @@ impl Operator {
                     });
                 };
                 let joint = change.joint;
-                let total = self.blocks().await;
-                tell(&speed.progress(&status, joint, total));
+                let (scrub, total) = match volume {
+                    None => (status["scrub"].clone(), self.blocks().await),
+                    Some(volume) => (scrub_of(&status, volume), 0),
+                };
+                tell(&speed.progress(&scrub, joint, total));
             }
             tokio::time::sleep(LOOK_EVERY).await;
         }
@@ -275,8 +254,46 @@ impl Operator {
     }
 }
 
-/// Which store a newcomer is, which must hold nothing of the volume.
-async fn newcomer(config: &ClusterConfig, address: &str) -> Result<StoreId> {
+/// What is wanted, for the members that a volume has.
+async fn change(config: &ClusterConfig, volume: &Exchanged, wanted: &Wanted) -> Result<Change> {
+    let membership = &volume.members;
+    let mut leaving = Vec::new();
+    for name in &wanted.leaving {
+        leaving.push(find(membership, name)?.clone());
+    }
+    let mut change = Change {
+        leaving: leaving.iter().map(|m| m.store).collect(),
+        ..Change::default()
+    };
+    let next = membership
+        .members
+        .iter()
+        .map(|m| m.zone.0 + 1)
+        .max()
+        .unwrap_or(0);
+    for (at, address) in wanted.joining.iter().enumerate() {
+        let store = newcomer(config, address, volume.name.is_none()).await?;
+        let place = leaving.get(at).map(|m| m.zone);
+        let own = wanted
+            .zone
+            .unwrap_or(next.saturating_add((at - leaving.len().min(at)) as u8));
+        change.joining.push(Member {
+            store,
+            address: address.clone(),
+            zone: place.unwrap_or(ZoneId(own)),
+        });
+    }
+    let mut after = membership.clone();
+    after.change = Some(change.clone());
+    let after = after.target();
+    change.sync_replicas = wanted
+        .sync_replicas
+        .unwrap_or_else(|| sync_replicas_after(membership, &after));
+    Ok(change)
+}
+
+/// Which store a newcomer is. It must hold nothing of the volume: of the database's `own`, this asks; of others, the active.
+async fn newcomer(config: &ClusterConfig, address: &str, own: bool) -> Result<StoreId> {
     let client = config.client("zone")?;
     let asked = tokio::time::timeout(IDENTIFY_WITHIN, identify(&client, address)).await;
     let Ok(asked) = asked else {
@@ -288,7 +305,7 @@ async fn newcomer(config: &ClusterConfig, address: &str) -> Result<StoreId> {
         Ok(identity) => identity,
         Err(error) => return refused(format!("{address} cannot be used: {error}")),
     };
-    if identity.knows_volume {
+    if own && identity.knows_volume {
         return refused(format!(
             "{address} holds something of the volume already, which may be old: stop it, empty its directory, \
              start it, and ask again"
@@ -324,9 +341,9 @@ struct Speed {
 }
 
 impl Speed {
-    fn progress(&mut self, status: &Value, joint: bool, total: u64) -> Progress {
-        let number = |name: &str| status["scrub"][name].as_u64().unwrap_or(0);
-        let running = status["scrub"]["running"].as_bool() == Some(true);
+    fn progress(&mut self, scrub: &Value, joint: bool, total: u64) -> Progress {
+        let number = |name: &str| scrub[name].as_u64().unwrap_or(0);
+        let running = scrub["running"].as_bool() == Some(true);
         let blocks = if running { number("blocks") } else { 0 };
         let now = Instant::now();
         let (since, before) = *self.first.get_or_insert((now, blocks));
@@ -335,11 +352,14 @@ impl Speed {
             self.first = Some((now, blocks));
         }
         let (took, done) = (now.duration_since(since), blocks.saturating_sub(before));
-        let left =
-            (done > 0).then(|| took.mul_f64(total.saturating_sub(blocks) as f64 / done as f64));
+        let left = (done > 0 && total > 0)
+            .then(|| took.mul_f64(total.saturating_sub(blocks) as f64 / done as f64));
         Progress {
             blocks,
-            blocks_total: total.max(blocks),
+            blocks_total: match total {
+                0 => 0,
+                total => total.max(blocks),
+            },
             copies: if running { number("mended") } else { 0 },
             joint,
             left,

@@ -191,6 +191,9 @@ pub enum Request {
     },
     /// Exchange zones: these join, and those leave (asked of the active). Answered once that is recorded.
     Exchange {
+        /// Of this volume, in place of the database's own: one that the database has left, or lies over.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        volume: Option<VolumeName>,
         /// Those that come.
         joining: Vec<dax::membership::Member>,
         /// Those that go.
@@ -199,7 +202,11 @@ pub enum Request {
         sync_replicas: u8,
     },
     /// Give up the exchange of zones that is under way (asked of the active).
-    CancelExchange,
+    CancelExchange {
+        /// As for an exchange.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        volume: Option<VolumeName>,
+    },
     /// Allow everything to be written that this release knows, if every node reads it (asked of the active).
     FinishUpgrade,
     /// Anything a later version adds; refused by name.

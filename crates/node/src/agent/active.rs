@@ -19,22 +19,20 @@ mod leaving;
 mod ordering;
 mod preparing;
 pub(crate) mod proxied;
+mod reporting;
 mod restart;
 mod scheduled;
 mod scrubbing;
 mod serving;
 
 use std::sync::Arc;
-use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use coordination::channel::{Notice, Request, ServerStarted, Trigger};
-use dax::forms::Forms;
 use dax::ids::{Epoch, NodeName};
 use dax::scrub;
 use dax::storage::Storage;
 use mount::Mount;
-use parking_lot::Mutex;
 use pgdata::layout::CONTROL_FILE;
 use pgdata::sealer::Sealer;
 use pgserver::Postgres;
@@ -49,15 +47,17 @@ use self::announced::AnnouncedLog;
 use self::freezer::Freezer;
 use self::leaving::Word;
 pub(crate) use self::ordering::LogOrder;
+use self::reporting::ActiveStatus;
 use self::restart::Restarted;
 use self::serving::ServingTasks;
-use super::backpressure::{self, Waits};
+use super::backpressure;
 use super::claims::{self, Keeper};
 use super::context::Context;
 use super::driver::Order;
 use super::error::Result;
+use super::others::Others;
 use super::pulse::Pulse;
-use super::{beneath, filling, past, protection, slots, throughput};
+use super::{filling, past, protection, slots, throughput};
 use crate::config::OnLag;
 use crate::machine::{Ask, Effect, Event, State};
 
@@ -85,20 +85,6 @@ pub(crate) struct Active {
     // PostgreSQL goes before the mount that it works on.
     pub postgres: Postgres,
     pub mount: Mount,
-}
-
-/// Status of an active's background tasks.
-struct ActiveStatus {
-    scrub: scrub::ScrubStatus,
-    retained: claims::RetainedStatus,
-    past: past::PastStatus,
-    filling: beneath::FillStatus,
-    /// Commits that were held for slow standbys, if they are.
-    waits: Arc<Mutex<Waits>>,
-    throughput: throughput::ThroughputStatus,
-    slots: slots::guard::SlotStatus,
-    /// What became of the parameters that operators want.
-    configuring: configuring::ConfigStatus,
 }
 
 /// Who asked for a restart, and waits until it is done.
@@ -138,11 +124,15 @@ impl Active {
         };
         let claims = tokio::spawn(keeper.run());
         let (keeping, past) = past::keep(context, &self.view);
-        let (copying, filling) = filling::keep(&context.config.cluster, &self.storage);
+        let others = Others::default();
+        let pace = context.config.storage.scrub_pace();
+        let cluster = &context.config.cluster;
+        let (copying, filling) = filling::keep(cluster, &self.storage, (&others, pace));
         let scrubbing = scrub::ScrubStatus::default();
-        let scrubbers = scrubbing::start(context, &self.view, &scrubbing);
+        let scrubbers = scrubbing::start(context, &self.view, &scrubbing, &others);
         let told = ActiveStatus {
             scrub: scrubbing,
+            others,
             retained,
             past,
             filling,
@@ -330,8 +320,9 @@ impl Active {
                             preparing::prepare(order, postgres, server, asked.through.clone());
                         }
                         Request::Reload { .. } => drop(order.answer.send(self.reload().await)),
-                        Request::Exchange { .. } | Request::CancelExchange => {
-                            exchanging::order(Arc::clone(&self.storage), order);
+                        Request::Exchange { .. } | Request::CancelExchange { .. } => {
+                            let own = (context.config.cluster.clone(), Arc::clone(&self.storage));
+                            exchanging::order(own, told.others.clone(), order);
                         }
                         _ => context.driver.order(order),
                     }
@@ -393,42 +384,6 @@ impl Active {
         }
         self.postgres.reload();
         Ok(json!({ "reloaded": true, "journal": self.view.journal_synced().0 }))
-    }
-
-    fn report(&self, context: &Context, told: &ActiveStatus) {
-        // Raised by this node, whose answer may have been lost, or before it became the active.
-        if let Some(forms) = *context.forms.borrow() {
-            self.storage.use_forms(forms.min(Forms::NEWEST));
-        }
-        let synced = *self.sealer.synced().borrow();
-        let standbys: Vec<_> = context
-            .server
-            .subscribers()
-            .into_iter()
-            .map(|s| json!({ "node": s.who.node, "progress": s.progress }))
-            .collect();
-        context.board.report(json!({
-            "node": context.me.node,
-            "epoch": self.epoch,
-            "timeline": synced.timeline.0,
-            "synced_lsn": synced.end.to_string(),
-            "overlay_blocks_left": self.view.inherited_left(),
-            "standbys": standbys,
-            "proxies": context.server.proxies(),
-            "scrub": *told.scrub.lock(),
-            "retained": *told.retained.lock(),
-            "past": *told.past.lock(),
-            "filling": *told.filling.lock(),
-            "waits": *told.waits.lock(),
-            "throughput": *told.throughput.lock(),
-            "slots": *told.slots.lock(),
-            "log": self.log.told(),
-            "server": *context.facts.lock(),
-            "control": context.control_report(),
-            "forms": context.forms_report(),
-            "configured": told.configuring.version.load(Ordering::Relaxed),
-            "configuration_trouble": *told.configuring.trouble.lock(),
-        }));
     }
 
     /// Announces every sync to the standbys (trigger messages, CAC-DB 4.1), and every seal.

@@ -20,7 +20,7 @@ pub(crate) struct BranchReport {
     pub volume: VolumeName,
     /// True if it is the database now.
     pub current: bool,
-    /// Bytes of its own blocks in a zone; `None` if no zone has said so.
+    /// Bytes in a zone of its own blocks, and of the image that nobody else has; `None` if no zone has said so.
     pub used_bytes: Option<u64>,
     pub created_unix_ms: u64,
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -69,7 +69,7 @@ impl Branches {
         }
         let reports = branches.into_iter().map(|branch| BranchReport {
             current: branch.volume == *current,
-            used_bytes: used.get(&branch.volume).copied(),
+            used_bytes: used_by(&branch, &used),
             name: branch.name,
             state: branch.state,
             volume: branch.volume,
@@ -80,4 +80,11 @@ impl Branches {
         reports.sort_by(|one, other| one.name.cmp(&other.name));
         Ok(reports)
     }
+}
+
+/// Bytes of a branch, given those of volumes.
+fn used_by(branch: &Branch, used: &BTreeMap<VolumeName, u64>) -> Option<u64> {
+    let own = used.get(&branch.volume)?;
+    let image = branch.parent.as_ref().filter(|_| branch.owns_parent);
+    Some(own + image.and_then(|image| used.get(image)).unwrap_or(&0))
 }

@@ -9,12 +9,13 @@ use coordination::config::ClusterConfig;
 use coordination::records::{Filling, Moved, Record, unix_ms};
 use coordination::tier;
 use dax::ids::NodeName;
-use dax::scrub::Scrubber;
+use dax::scrub::Pace;
 use dax::storage::Storage;
 use tokio::task::JoinHandle;
 
 use super::beneath::{self, FillReport, FillStatus};
 use super::error::Result;
+use super::others::Others;
 
 /// The wait after an error.
 const TRY_AGAIN: Duration = Duration::from_secs(5);
@@ -34,6 +35,7 @@ pub(crate) async fn over(storage: Arc<dyn Storage>) -> Result<Arc<dyn Storage>> 
 pub(super) fn keep(
     cluster: &ClusterConfig,
     storage: &Arc<dyn Storage>,
+    (others, pace): (&Others, Pace),
 ) -> (JoinHandle<()>, FillStatus) {
     let told = FillStatus::default();
     let keeper = Keeper {
@@ -41,6 +43,8 @@ pub(super) fn keep(
         me: cluster.name.clone(),
         storage: Arc::clone(storage),
         told: Arc::clone(&told),
+        others: others.clone(),
+        pace,
     };
     (tokio::spawn(keeper.run()), told)
 }
@@ -50,32 +54,35 @@ struct Keeper {
     me: NodeName,
     storage: Arc<dyn Storage>,
     told: FillStatus,
+    others: Others,
+    pace: Pace,
 }
 
 impl Keeper {
     async fn run(self) {
         let mut into = None;
         loop {
-            match self.fill(&mut into).await {
-                Ok(true) => {}
-                Ok(false) => return,
+            let image = match self.fill(&mut into).await {
+                Ok(Some(image)) => image,
+                Ok(None) => return,
                 Err(error) => {
                     tracing::warn!(%error, "the image beneath the volume is not copied; trying again");
                     tokio::time::sleep(TRY_AGAIN).await;
                     continue;
                 }
-            }
+            };
             if let Some(into) = into.take() {
-                return Scrubber::of_all_files(into).run().await;
+                return self.others.look_after(image, into, self.pace).await;
             }
         }
     }
 
-    /// Copies what is left into the image's volume, which it owns from then on. False if nothing lies beneath.
-    async fn fill(&self, into: &mut Option<Arc<dyn Storage>>) -> Result<bool> {
+    /// Copies what is left into the image's volume, which it owns from then on. Returns the way there; `None` if nothing lies beneath.
+    async fn fill(&self, into: &mut Option<Arc<dyn Storage>>) -> Result<Option<ClusterConfig>> {
         let Some(filling) = Filling::load(self.storage.as_ref()).await? else {
-            return Ok(false);
+            return Ok(None);
         };
+        let way = there(&self.cluster, &filling);
         // Before an epoch is owned: only so many of the image's volume are below those of this one.
         let image = match filling.done {
             true => None,
@@ -83,21 +90,21 @@ impl Keeper {
         };
         let owned = match into.take() {
             Some(owned) if owned.confirm().await.is_ok() => owned,
-            _ => self.own(&filling).await?,
+            _ => self.own(&way).await?,
         };
         let owned = into.insert(owned);
         let Some(image) = image else {
-            return Ok(true);
+            return Ok(Some(way));
         };
         *self.told.lock() = Some(FillReport::default());
         beneath::fill(&image, &self.storage, owned, filling, &self.told).await?;
         *self.told.lock() = None;
         tracing::info!("the image beneath the volume is in the zones");
-        Ok(true)
+        Ok(Some(way))
     }
 
-    async fn own(&self, filling: &Filling) -> Result<Arc<dyn Storage>> {
-        let into = tier::connect(&there(&self.cluster, filling), self.me.as_str()).await?;
+    async fn own(&self, way: &ClusterConfig) -> Result<Arc<dyn Storage>> {
+        let into = tier::connect(way, self.me.as_str()).await?;
         into.own_epoch(&self.me).await?;
         Ok(into)
     }

@@ -26,6 +26,7 @@ mod log;
 mod look;
 mod membership;
 mod moving;
+mod others;
 mod past;
 mod prefetch;
 mod protection;

@@ -1,11 +1,12 @@
 //! `understudy zone`: shows the zones that keep the volume, and exchanges them.
 
+use std::collections::BTreeSet;
 use std::time::Duration;
 
 use dax::membership::Membership;
 use dax::storage::ReplicaStatus;
 use operations::operate::Operator;
-use operations::zones::{Outcome, Progress, Wanted, describe, members};
+use operations::zones::{Exchanged, Outcome, Progress, Wanted, describe, members};
 use serde_json::{Value, json};
 
 use super::operate::explain;
@@ -64,16 +65,47 @@ async fn list(asking: &Asking) -> anyhow::Result<Code> {
     if !is_current {
         eprintln!("understudy: too few zones answer, so the members may have changed since");
     }
-    let membership = members(&operator, registry.config.cluster()).map_err(explain)?;
+    let cluster = registry.config.cluster();
+    let membership = members(&operator, cluster).map_err(explain)?;
     let replicas = registry.storage.replicas();
+    let others = match operator.exchanged(cluster).await {
+        Ok(volumes) => others(&volumes, &membership),
+        // Only the active knows them.
+        Err(error) => {
+            eprintln!("understudy: other volumes that the database needs are not shown: {error}");
+            Vec::new()
+        }
+    };
     match asking.json {
         true => println!(
             "{}",
-            json!({ "members": membership, "replicas": replicas, "is_current": is_current })
+            json!({ "members": membership, "replicas": replicas, "is_current": is_current, "others": others })
         ),
-        false => print!("{}", table(&membership, &replicas)),
+        false => {
+            print!("{}", table(&membership, &replicas));
+            for other in others.iter().filter(|other| other["same"] == false) {
+                println!(
+                    "the volume {}, which the database needs, has other zones: repeat the exchange",
+                    other["volume"].as_str().unwrap_or("?")
+                );
+            }
+        }
     }
     Ok(Code::Ok)
+}
+
+/// Volumes besides the database's own, and whether they have the same zones.
+fn others(volumes: &[Exchanged], own: &Membership) -> Vec<Value> {
+    let stores = |of: &Membership| {
+        let stores = of.members.iter().map(|member| member.store);
+        stores.collect::<BTreeSet<_>>()
+    };
+    let others = volumes.iter().filter(|volume| volume.name.is_some());
+    let others = others.map(|volume| {
+        let same = stores(&volume.members) == stores(own);
+        json!({ "volume": volume.name, "members": volume.members, "same": same })
+    });
+    others.collect()
 }
 
 fn table(membership: &Membership, replicas: &[ReplicaStatus]) -> String {
@@ -106,12 +138,12 @@ fn table(membership: &Membership, replicas: &[ReplicaStatus]) -> String {
 
 async fn cancel(asking: &Asking) -> anyhow::Result<Code> {
     let (registry, operator) = open(asking).await?;
-    operator
+    let volume = operator
         .cancel_exchange(registry.config.cluster())
         .await
         .map_err(explain)?;
     let outcome = operator
-        .watch_exchange(None, |_| ())
+        .watch_exchange(volume.as_ref(), None, |_| ())
         .await
         .map_err(explain)?;
     let (Outcome::Done(members) | Outcome::GivenUp(members)) = outcome;
@@ -126,18 +158,6 @@ async fn exchange(args: &Exchanging, wanted: Wanted, careful: bool) -> anyhow::R
     let asking = &args.asking;
     let (registry, operator) = open(asking).await?;
     let cluster = registry.config.cluster();
-    if cluster.moves() > 0 {
-        let why = format!(
-            "the database is in the branch {} and needs the volumes that it left, whose zones nobody would exchange",
-            cluster.stored_in()
-        );
-        return Err(Failure::new(Code::Refused, why)
-            .advise(format!(
-                "Zones are exchanged while the database is in the volume {}.",
-                cluster.volume
-            ))
-            .into());
-    }
     let before = members(&operator, cluster).map_err(explain)?;
     let left = (before.members.len() + wanted.joining.len()).saturating_sub(wanted.leaving.len());
     if careful && left < SAFE_ZONES {
@@ -148,25 +168,43 @@ async fn exchange(args: &Exchanging, wanted: Wanted, careful: bool) -> anyhow::R
             .advise("If that is what you want: --force.")
             .into());
     }
-    operator
-        .begin_exchange(cluster, &wanted)
-        .await
-        .map_err(explain)?;
-    if args.no_wait {
-        match asking.json {
-            true => println!("{}", json!({ "begun": true })),
-            false => println!("begun; see how far it is: understudy zone list"),
-        }
-        return Ok(Code::Ok);
-    }
+    let volumes = operator.exchanged(cluster).await.map_err(explain)?;
+    let several = volumes.len() > 1;
     let mut told = ProgressPrinter::new(asking.json);
-    let watched = operator
-        .watch_exchange(Some(&wanted), |progress| told.tell(progress))
-        .await;
-    let (done, members) = match watched.map_err(explain)? {
-        Outcome::Done(members) => (true, members),
-        Outcome::GivenUp(members) => (false, members),
-    };
+    let mut ended = (false, before);
+    for volume in volumes {
+        if volume.is_done(&wanted) {
+            ended = (true, volume.members);
+            continue;
+        }
+        operator
+            .begin_exchange(cluster, &volume, &wanted)
+            .await
+            .map_err(explain)?;
+        if args.no_wait {
+            match asking.json {
+                true => println!("{}", json!({ "begun": true, "volume": volume.name })),
+                false if several => println!(
+                    "begun in one of several volumes: the same command, without --no-wait, goes on with it and the others"
+                ),
+                false => println!("begun; see how far it is: understudy zone list"),
+            }
+            return Ok(Code::Ok);
+        }
+        if let (Some(name), false) = (&volume.name, asking.json) {
+            eprintln!("understudy: the volume {name}, which the database needs, comes first");
+        }
+        let name = volume.name.as_ref();
+        let watched = operator.watch_exchange(name, Some(&wanted), |progress| told.tell(progress));
+        ended = match watched.await.map_err(explain)? {
+            Outcome::Done(members) => (true, members),
+            Outcome::GivenUp(members) => (false, members),
+        };
+        if !ended.0 {
+            break;
+        }
+    }
+    let (done, members) = ended;
     if asking.json {
         println!("{}", json!({ "done": done, "members": members }));
     }
@@ -237,7 +275,10 @@ fn in_words(progress: &Progress) -> String {
     if *blocks == 0 {
         return "recorded; waiting for the scrub that compares the zones".to_owned();
     }
-    let percent = blocks * 100 / (*blocks_total).max(1);
+    if *blocks_total == 0 {
+        return format!("{blocks} blocks compared, {copies} sent");
+    }
+    let percent = blocks * 100 / blocks_total;
     let left = progress
         .left
         .map(|left| Duration::from_secs(left.as_secs().max(1)));
@@ -267,5 +308,7 @@ mod tests {
         progress.left = None;
         assert_eq!(in_words(&progress), "25 % compared, 200 blocks sent");
         assert_eq!(as_json(&progress)["left_seconds"], Value::Null);
+        progress.blocks_total = 0;
+        assert_eq!(in_words(&progress), "250 blocks compared, 200 sent");
     }
 }

@@ -11,7 +11,7 @@ use crate::operator::{json, understudy};
 use crate::stage::{Stage, TIMEOUT};
 
 impl Stage {
-    async fn zone(&self, arguments: &[&str]) -> Result<String> {
+    pub async fn zone(&self, arguments: &[&str]) -> Result<String> {
         let config = self.cluster.node("north")?.config.display().to_string();
         let arguments = [&["zone"], arguments, &["--config", &config]].concat();
         let done = tokio::time::timeout(2 * TIMEOUT, self.cluster.run(&arguments));
@@ -41,7 +41,7 @@ impl Stage {
     }
 
     /// Another zone with an empty directory, which listens; its number and address.
-    async fn new_zone(&mut self) -> Result<(usize, String)> {
+    pub async fn new_zone(&mut self) -> Result<(usize, String)> {
         let (number, address) = self.cluster.add_zone()?;
         self.cluster.start_zone(number)?;
         listens(&address).await?;

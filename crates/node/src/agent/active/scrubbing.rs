@@ -1,7 +1,6 @@
 //! Scrubbers of the active: of its own volume, and of those that the database has left.
 //!
-//! The database's volume may be laid over one that it has left, and the nodes' configurations name such a one. Nobody serves them, so
-//! nobody else would bring a zone up to date that lost its disk.
+//! The database's volume may be laid over one that it has left, and the nodes' configurations name such a one.
 //!
 //! Invariant: the epoch of a volume that was left is owned only while the volume says that the database is elsewhere. Whoever puts the
 //! database there again fences this, and it looks again which volumes were left.
@@ -21,12 +20,18 @@ use volume::active::ActiveView;
 use super::super::context::Context;
 use super::super::error::Result;
 use super::super::filling::there;
+use super::super::others::Others;
 
 /// The wait after an error of the zones.
 const TRY_AGAIN: Duration = Duration::from_secs(5);
 
 /// Starts them; they run until the set is dropped. `told` hears of the active's own volume.
-pub(super) fn start(context: &Context, view: &Arc<ActiveView>, told: &ScrubStatus) -> JoinSet<()> {
+pub(super) fn start(
+    context: &Context,
+    view: &Arc<ActiveView>,
+    told: &ScrubStatus,
+    others: &Others,
+) -> JoinSet<()> {
     let pace = context.config.storage.scrub_pace();
     let own = Scrubber {
         storage: Arc::clone(view.storage()),
@@ -42,6 +47,7 @@ pub(super) fn start(context: &Context, view: &Arc<ActiveView>, told: &ScrubStatu
             cluster.clone(),
             context.me.node.clone(),
             pace,
+            others.clone(),
         ));
     }
     scrubbers
@@ -49,7 +55,7 @@ pub(super) fn start(context: &Context, view: &Arc<ActiveView>, told: &ScrubStatu
 
 /// Scrubs each volume that the database has left on its way to where it is, and the images of repositories that they lie over. Starts
 /// again when somebody else has owned one of them meanwhile.
-async fn look_after_left(cluster: ClusterConfig, me: NodeName, pace: Pace) {
+async fn look_after_left(cluster: ClusterConfig, me: NodeName, pace: Pace, others: Others) {
     loop {
         let left = match all_left(&cluster, &me).await {
             Ok(left) => left,
@@ -60,19 +66,13 @@ async fn look_after_left(cluster: ClusterConfig, me: NodeName, pace: Pace) {
             }
         };
         let mut scrubbers = JoinSet::new();
-        for storage in left {
+        for (cluster, storage) in left {
             if let Err(error) = storage.own_epoch(&me).await {
                 tracing::warn!(%error, "nobody looks after a volume that the database has left");
                 continue;
             }
-            let mut scrubber = Scrubber::of_all_files(Arc::clone(&storage));
-            scrubber.pace = pace;
-            scrubbers.spawn(async move {
-                tokio::select! {
-                    () = scrubber.run() => {}
-                    () = storage.fenced() => {}
-                }
-            });
+            let others = others.clone();
+            scrubbers.spawn(async move { others.look_after(cluster, storage, pace).await });
         }
         if scrubbers.join_next().await.is_none() {
             return;
@@ -81,11 +81,16 @@ async fn look_after_left(cluster: ClusterConfig, me: NodeName, pace: Pace) {
     }
 }
 
-async fn all_left(cluster: &ClusterConfig, me: &NodeName) -> Result<Vec<Arc<dyn Storage>>> {
+async fn all_left(
+    cluster: &ClusterConfig,
+    me: &NodeName,
+) -> Result<Vec<(ClusterConfig, Arc<dyn Storage>)>> {
     let mut left = tier::left(cluster, me.as_str()).await?;
     for number in 0..left.len() {
-        if let Some(filling) = Filling::load(left[number].as_ref()).await? {
-            left.push(tier::connect(&there(cluster, &filling), me.as_str()).await?);
+        if let Some(filling) = Filling::load(left[number].1.as_ref()).await? {
+            let image = there(cluster, &filling);
+            let storage = tier::connect(&image, me.as_str()).await?;
+            left.push((image, storage));
         }
     }
     Ok(left)

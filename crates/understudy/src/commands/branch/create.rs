@@ -206,11 +206,11 @@ async fn make(
     let released = source.release().await;
     let made = made?;
     released?;
-    let secret = args.secret.secret_file.as_deref();
-    conclude(names, storage, &parent.cluster, branch, secret).await?;
     // It has the WAL that it needs: the database's need not be kept for it.
     pin.log = None;
     pin.keep(storage).await?;
+    let secret = args.secret.secret_file.as_deref();
+    conclude(names, storage, &parent.cluster, branch, secret).await?;
     Ok(made)
 }
 

@@ -6,6 +6,7 @@
 //!
 //! The zones do it by themselves. Whatever ends the command early, they go on; repeating it waits for them again.
 
+use std::collections::HashMap;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -114,8 +115,15 @@ async fn fill(storage: &Arc<dyn Storage>, name: &str, quiet: bool) -> anyhow::Re
     put(storage, FILL).await?;
     let mut before = None;
     let mut printed: Option<Instant> = None;
+    let mut fills = Vec::new();
     loop {
-        let found = look(storage).await?;
+        let (found, now) = look(storage).await?;
+        for address in begun_again(&fills, &now) {
+            eprintln!(
+                "{name}: the zone at {address} has to begin again; its log says why, such as no room for the copies"
+            );
+        }
+        fills = now;
         if printed.is_none_or(|at| at.elapsed() >= PRINT_EVERY) && !quiet {
             printed = Some(Instant::now());
             match &found {
@@ -142,38 +150,62 @@ async fn put(storage: &Arc<dyn Storage>, record: &str) -> anyhow::Result<()> {
     in_time(async { Ok(storage.put_record(record, value, Authority::Node).await?) }).await
 }
 
-async fn look(storage: &Arc<dyn Storage>) -> anyhow::Result<Look> {
+/// Progress of each zone that has answered, by its address.
+type Fills = Vec<(String, Fill)>;
+
+/// Zones that could not copy everything they had looked at.
+fn begun_again<'a>(before: &Fills, now: &'a Fills) -> impl Iterator<Item = &'a str> {
+    let before: HashMap<String, u64> = before
+        .iter()
+        .map(|(address, fill)| (address.clone(), fill.looked))
+        .collect();
+    let again = now.iter().filter(move |(address, fill)| {
+        !fill.done && before.get(address).is_some_and(|had| fill.looked < *had)
+    });
+    again.map(|(address, _)| address.as_str())
+}
+
+async fn look(storage: &Arc<dyn Storage>) -> anyhow::Result<(Look, Fills)> {
     let usage = tokio::time::timeout(ANSWERED_WITHIN, storage.usage()).await;
     let usage = usage.unwrap_or_else(|_| Ok(Vec::new()))?;
     let (replicas, members) = (storage.replicas(), storage.membership());
+    let address = |replica| {
+        let at = replicas.iter().find(|status| status.replica == replica);
+        at.map_or("?", |status| &status.address).to_owned()
+    };
     if let Some((replica, _)) = usage.iter().find(|(_, usage)| usage.fill.is_none()) {
-        let at = replicas.iter().find(|status| status.replica == *replica);
         let said = format!(
             "the zone server at {} cannot fill a branch",
-            at.map_or("?", |status| &status.address)
+            address(*replica)
         );
         return Err(Failure::new(Code::Refused, said)
             .advise("It is of an older release: upgrade it.")
             .into());
     }
+    let fills = usage
+        .iter()
+        .filter_map(|(replica, usage)| Some((*replica, usage.fill?)));
+    let fills: Fills = fills
+        .map(|(replica, fill)| (address(replica), fill))
+        .collect();
     let changing = members.as_ref().is_some_and(|m| m.change.is_some());
     if changing || usage.len() < replicas.len() {
-        return Ok(Look::Missing);
+        return Ok((Look::Missing, fills));
     }
     let stores = replicas.iter().map(|status| status.store).collect();
-    let fills: Vec<Fill> = usage.iter().filter_map(|(_, usage)| usage.fill).collect();
-    Ok(judge(&fills, (stores, members.map(|m| m.version))))
+    let found = judge(&fills, (stores, members.map(|m| m.version)));
+    Ok((found, fills))
 }
 
 /// Judges the answers of all zones.
-fn judge(fills: &[Fill], who: Who) -> Look {
-    let percent = |fill: &Fill| match fill.done {
+fn judge(fills: &[(String, Fill)], who: Who) -> Look {
+    let percent = |(_, fill): &(String, Fill)| match fill.done {
         true => 100,
         // The last percent is the committer's.
         false => (fill.looked * 100 / fill.all.max(1)).min(99),
     };
     match fills.iter().map(percent).min() {
-        Some(100) if fills.iter().all(|fill| fill.ended) => Look::Ended,
+        Some(100) if fills.iter().all(|(_, fill)| fill.ended) => Look::Ended,
         Some(100) => Look::Done(who),
         Some(percent) => Look::Filling(percent),
         None => Look::Missing,
@@ -186,21 +218,28 @@ mod tests {
 
     #[test]
     fn a_branch_is_filled_when_all_zones_are_and_know_it() {
-        let fill = |done, ended, looked| Fill {
-            done,
-            ended,
-            looked,
-            all: 200,
+        let fill = |done, ended, looked| {
+            let fill = Fill {
+                done,
+                ended,
+                looked,
+                all: 200,
+            };
+            ("zone".to_owned(), fill)
         };
         let who = || (vec![StoreId::new(1), StoreId::new(2)], None);
-        let look = |fills: &[Fill]| judge(fills, who());
+        let look = |fills: &[(String, Fill)]| judge(fills, who());
         assert_eq!(look(&[]), Look::Missing);
-        let full = fill(true, false, 200);
-        assert_eq!(look(&[full, fill(false, false, 50)]), Look::Filling(25));
+        let full = || fill(true, false, 200);
+        assert_eq!(look(&[full(), fill(false, false, 50)]), Look::Filling(25));
         // What was written meanwhile is looked at as well.
-        assert_eq!(look(&[full, fill(false, false, 300)]), Look::Filling(99));
-        let ended = fill(true, true, 0);
-        assert_eq!(look(&[full, ended]), Look::Done(who()));
-        assert_eq!(look(&[ended, ended]), Look::Ended);
+        assert_eq!(look(&[full(), fill(false, false, 300)]), Look::Filling(99));
+        let ended = || fill(true, true, 0);
+        assert_eq!(look(&[full(), ended()]), Look::Done(who()));
+        assert_eq!(look(&[ended(), ended()]), Look::Ended);
+        let again = |before, now| begun_again(&vec![before], &vec![now]).count();
+        assert_eq!(again(fill(false, false, 9), fill(false, false, 10)), 0);
+        assert_eq!(again(fill(false, false, 10), fill(false, false, 0)), 1);
+        assert_eq!(again(fill(false, false, 10), ended()), 0);
     }
 }

@@ -18,6 +18,9 @@ use super::config::key_of;
 use crate::commands::registry::{Registry, in_time};
 use crate::exit::{Code, Failure};
 
+/// Directories of branches that are made in the place of another, which the process' id follows.
+const SCRATCH: &str = "branch-";
+
 /// The branch with this name.
 pub(super) async fn find(storage: &Arc<dyn Storage>, name: &str) -> anyhow::Result<Option<Branch>> {
     let record = Branch::record_name(name);
@@ -111,15 +114,33 @@ pub(super) async fn is_stopped(target: &Arc<dyn Storage>, name: &str) -> anyhow:
 }
 
 /// A directory for a branch that is made in the place of another: nobody else's, so that a second command that is refused leaves the
-/// first alone.
+/// first alone. Those of commands that were killed are removed.
 pub(super) fn scratch(registry: &Registry) -> anyhow::Result<tempfile::TempDir> {
     let data = registry.postgres()?.paths.data();
+    for left in std::fs::read_dir(data)?.flatten() {
+        let name = left.file_name();
+        if !is_left(&name.to_string_lossy()) {
+            continue;
+        }
+        if let Err(error) = std::fs::remove_dir_all(left.path()) {
+            tracing::warn!(%error, "cannot remove {}", left.path().display());
+        }
+    }
     tempfile::Builder::new()
-        .prefix("branch-")
+        .prefix(&format!("{SCRATCH}{}-", std::process::id()))
         // PostgreSQL's user passes through.
         .permissions(Permissions::from_mode(0o711))
         .tempdir_in(data)
         .with_context(|| format!("cannot make a directory in {}", data.display()))
+}
+
+/// True if a directory is one of a process that is no more.
+fn is_left(name: &str) -> bool {
+    let process = name
+        .strip_prefix(SCRATCH)
+        .and_then(|rest| rest.split_once('-'));
+    let process = process.and_then(|(pid, _)| pid.parse::<u32>().ok());
+    process.is_some_and(|pid| !Path::new(&format!("/proc/{pid}")).exists())
 }
 
 #[cfg(test)]
@@ -129,6 +150,16 @@ mod tests {
     use dax::storage::VolumeSettings;
 
     use super::*;
+
+    #[test]
+    fn a_directory_is_removed_when_its_command_was_killed() {
+        assert!(!is_left(&format!("branch-{}-x7", std::process::id())));
+        // Linux gives no such id.
+        assert!(is_left(&format!("branch-{}-x7", u32::MAX)));
+        for other in ["branch-x7", "node", "branch-a-b"] {
+            assert!(!is_left(other), "{other}");
+        }
+    }
 
     #[tokio::test]
     async fn a_branch_that_somebody_serves_is_not_exchanged() {
