@@ -55,7 +55,6 @@ use super::claims::{self, Keeper};
 use super::context::Context;
 use super::driver::Order;
 use super::error::Result;
-use super::others::Others;
 use super::pulse::Pulse;
 use super::{filling, past, protection, slots, throughput};
 use crate::config::OnLag;
@@ -124,15 +123,14 @@ impl Active {
         };
         let claims = tokio::spawn(keeper.run());
         let (keeping, past) = past::keep(context, &self.view);
-        let others = Others::default();
         let pace = context.config.storage.scrub_pace();
         let cluster = &context.config.cluster;
-        let (copying, filling) = filling::keep(cluster, &self.storage, (&others, pace));
+        let (copying, filling) =
+            filling::keep(cluster, &self.storage, (&context.board.others, pace));
         let scrubbing = scrub::ScrubStatus::default();
-        let scrubbers = scrubbing::start(context, &self.view, &scrubbing, &others);
+        let scrubbers = scrubbing::start(context, &self.view, &scrubbing);
         let told = ActiveStatus {
             scrub: scrubbing,
-            others,
             retained,
             past,
             filling,
@@ -322,7 +320,7 @@ impl Active {
                         Request::Reload { .. } => drop(order.answer.send(self.reload().await)),
                         Request::Exchange { .. } | Request::CancelExchange { .. } => {
                             let own = (context.config.cluster.clone(), Arc::clone(&self.storage));
-                            exchanging::order(own, told.others.clone(), order);
+                            exchanging::order(own, context.board.others.clone(), order);
                         }
                         _ => context.driver.order(order),
                     }

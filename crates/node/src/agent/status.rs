@@ -13,6 +13,7 @@ use tokio::net::UnixStream;
 use tokio::sync::{mpsc, oneshot};
 
 use super::driver::{MachineDriver, Order};
+use super::others::Others;
 
 /// Reports this node's status and hands orders to its current life.
 pub(crate) struct StatusBoard {
@@ -20,6 +21,8 @@ pub(crate) struct StatusBoard {
     state: Mutex<Value>,
     storage: Mutex<Option<Arc<dyn Storage>>>,
     requests: Mutex<Option<mount::Requests>>,
+    /// Volumes besides its own that this node owns while it is the active.
+    pub(super) others: Others,
     orders: mpsc::Sender<Order>,
     /// The Unix socket of this node's PostgreSQL.
     postgres: PathBuf,
@@ -38,6 +41,7 @@ impl StatusBoard {
                 state,
                 storage: Mutex::new(None),
                 requests: Mutex::new(None),
+                others: Others::default(),
                 orders,
                 postgres,
             }),
@@ -64,6 +68,7 @@ impl StatusBoard {
     pub(crate) fn status(&self) -> Value {
         let mut status = self.state.lock().clone();
         self.driver.describe(&mut status);
+        status["others"] = json!(self.others.report());
         if let Some(storage) = self.storage.lock().as_ref() {
             status["replicas"] = json!(storage.replicas());
             status["storage"] = json!(storage.counters());

@@ -10,14 +10,12 @@ use serde_json::json;
 
 use super::super::backpressure::Waits;
 use super::super::context::Context;
-use super::super::others::Others;
 use super::super::{beneath, claims, past, slots, throughput};
 use super::{Active, configuring};
 
 /// Status of an active's background tasks.
 pub(super) struct ActiveStatus {
     pub scrub: scrub::ScrubStatus,
-    pub others: Others,
     pub retained: claims::RetainedStatus,
     pub past: past::PastStatus,
     pub filling: beneath::FillStatus,
@@ -51,7 +49,6 @@ impl Active {
             "standbys": standbys,
             "proxies": context.server.proxies(),
             "scrub": *told.scrub.lock(),
-            "others": told.others.report(),
             "retained": *told.retained.lock(),
             "past": *told.past.lock(),
             "filling": *told.filling.lock(),

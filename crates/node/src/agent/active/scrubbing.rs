@@ -26,12 +26,7 @@ use super::super::others::Others;
 const TRY_AGAIN: Duration = Duration::from_secs(5);
 
 /// Starts them; they run until the set is dropped. `told` hears of the active's own volume.
-pub(super) fn start(
-    context: &Context,
-    view: &Arc<ActiveView>,
-    told: &ScrubStatus,
-    others: &Others,
-) -> JoinSet<()> {
+pub(super) fn start(context: &Context, view: &Arc<ActiveView>, told: &ScrubStatus) -> JoinSet<()> {
     let pace = context.config.storage.scrub_pace();
     let own = Scrubber {
         storage: Arc::clone(view.storage()),
@@ -47,7 +42,7 @@ pub(super) fn start(
             cluster.clone(),
             context.me.node.clone(),
             pace,
-            others.clone(),
+            context.board.others.clone(),
         ));
     }
     scrubbers
