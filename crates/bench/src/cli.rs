@@ -1,6 +1,7 @@
 //! The command line of the measurements: what each can be told, and what all can be told.
 
 mod backup;
+mod branch;
 mod chaos;
 mod mariadb;
 mod mirror;
@@ -14,6 +15,7 @@ use clap::{Args, Parser, Subcommand};
 use understudy::cli::duration;
 
 pub use self::backup::BenchBackup;
+pub use self::branch::BenchBranch;
 pub use self::chaos::BenchChaos;
 pub use self::mariadb::BenchMariadb;
 pub use self::mirror::BenchMirror;
@@ -52,6 +54,7 @@ pub enum Bench {
     Peers(BenchPeers),
     Zones(BenchZones),
     Backup(BenchBackup),
+    Branch(BenchBranch),
     Mariadb(BenchMariadb),
     Proxy(BenchProxy),
     Mirror(BenchMirror),

@@ -1,6 +1,7 @@
 //! What each measurement is run with, and what is printed of it.
 
 mod backup;
+mod branch;
 mod parts;
 mod vm;
 
@@ -44,6 +45,7 @@ async fn measure(command: cli::Bench) -> anyhow::Result<Code> {
         cli::Bench::Peers(args) => run_peers(args).await,
         cli::Bench::Zones(args) => run_zones(args).await,
         cli::Bench::Backup(args) => backup::run(args).await,
+        cli::Bench::Branch(args) => branch::run(args).await,
         cli::Bench::Mariadb(args) => run_mariadb(args).await,
         cli::Bench::Proxy(args) => run_proxy(args).await,
         cli::Bench::Mirror(args) => run_mirror(args).await,

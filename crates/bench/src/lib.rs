@@ -17,6 +17,7 @@
 //! ```
 
 pub mod backup;
+pub mod branch;
 pub mod cassandra;
 pub mod chaos;
 pub mod cli;

@@ -35,7 +35,8 @@ impl Handler for Echo {
             Request::Restart
             | Request::Reinitialize
             | Request::Exchange { .. }
-            | Request::CancelExchange { .. }
+            | Request::CancelExchange
+            | Request::InVolume { .. }
             | Request::FinishUpgrade => Ok(json!({})),
             Request::Enlist => std::future::pending().await,
             Request::Unknown(_) => Err("this agent does not know that request".into()),

@@ -20,8 +20,7 @@ use dax::membership::{Change, Member, Membership, usual_sync_replicas};
 use serde_json::Value;
 use tokio::time::Instant;
 
-pub use self::volumes::Exchanged;
-use self::volumes::{members_in, scrub_of};
+pub use self::volumes::{Exchanged, check_together};
 use crate::operate::{OperateError, Operator, Result};
 
 /// How long the active may take until enough zones have recorded an order.
@@ -30,6 +29,8 @@ const ORDER_WITHIN: Duration = Duration::from_secs(20);
 const LOOK_EVERY: Duration = Duration::from_millis(500);
 /// How long an agent may take to say how it is.
 const ANSWER_WITHIN: Duration = Duration::from_secs(2);
+/// How long an active may serve without a volume whose exchange is watched.
+const MISSED_FOR: Duration = Duration::from_secs(30);
 /// How long a zone may take to say which store it is.
 const IDENTIFY_WITHIN: Duration = Duration::from_secs(10);
 
@@ -134,7 +135,7 @@ fn sync_replicas_after(before: &Membership, after: &[Member]) -> u8 {
 }
 
 impl Operator {
-    /// Begins what is wanted of a volume, unless it is under way or done already.
+    /// Begins what is wanted of a volume, one of `all`, unless it is under way or done already.
     ///
     /// # Errors
     /// [`OperateError::Refused`] if another exchange is under way or this one is invalid;
@@ -143,6 +144,7 @@ impl Operator {
         &self,
         config: &ClusterConfig,
         volume: &Exchanged,
+        all: &[Exchanged],
         wanted: &Wanted,
     ) -> Result<()> {
         let membership = &volume.members;
@@ -155,34 +157,53 @@ impl Operator {
                 describe(membership, change)
             ));
         }
-        let change = change(config, volume, wanted).await?;
-        self.order(Request::Exchange {
-            volume: volume.name.clone(),
+        let mut wanted = wanted.clone();
+        let done = all.iter().find(|other| other.is_done(&wanted));
+        if let Some(done) = done {
+            wanted.sync_replicas = Some(done.members.sync_replicas);
+        }
+        let change = change(config, volume, &wanted).await?;
+        let order = Request::Exchange {
             joining: change.joining,
             leaving: change.leaving,
             sync_replicas: change.sync_replicas,
-        })
-        .await
+        };
+        self.order_in(volume, order).await
     }
 
     /// Gives up what is under way. Returns the volume in which that was.
     ///
     /// # Errors
-    /// As [`begin_exchange`](Operator::begin_exchange).
-    pub async fn cancel_exchange(&self, config: &ClusterConfig) -> Result<Option<VolumeName>> {
-        let volumes = self.exchanged(config).await?;
-        let changing = volumes
-            .into_iter()
-            .find(|volume| volume.members.change.is_some());
-        let Some(Exchanged { name: volume, .. }) = changing else {
+    /// As [`begin_exchange`](Operator::begin_exchange); [`OperateError::Refused`] if another volume has the new zones already.
+    pub async fn cancel_exchange(&self, config: &ClusterConfig) -> Result<Exchanged> {
+        members(self, config)?;
+        let volumes = self.volumes(config).await?;
+        let mut changing = volumes.iter();
+        let Some(volume) = changing.find(|volume| volume.members.change.is_some()) else {
             return refused("no exchange of zones is under way");
         };
-        let order = Request::CancelExchange {
-            volume: volume.clone(),
-        };
-        self.order(order).await?;
-        Ok(volume)
+        let has_ended = |other: &&Exchanged| other.members.is_target_of(&volume.members);
+        if let Some(ended) = volumes.iter().find(has_ended) {
+            return refused(format!(
+                "the volume {} has the new zones already: repeat the exchange until it has ended, and exchange them back then",
+                ended.name
+            ));
+        }
+        self.order_in(volume, Request::CancelExchange).await?;
+        Ok(volume.clone())
     }
+
+    async fn order_in(&self, volume: &Exchanged, order: Request) -> Result<()> {
+        let order = match volume.by_name {
+            true => Request::InVolume {
+                volume: volume.name.clone(),
+                order: Box::new(order),
+            },
+            false => order,
+        };
+        self.order(order).await
+    }
+
     /// The node that serves, and what it says of itself.
     async fn serving(&self) -> Result<(Node, Value)> {
         for node in Node::list(self.storage.as_ref()).await? {
@@ -212,28 +233,45 @@ impl Operator {
     /// [`OperateError`]
     pub async fn watch_exchange(
         &self,
-        volume: Option<&VolumeName>,
+        config: &ClusterConfig,
+        volume: &VolumeName,
         wanted: Option<&Wanted>,
         mut tell: impl FnMut(&Progress),
     ) -> Result<Outcome> {
         let mut speed = Speed::default();
+        let mut missed_since: Option<Instant> = None;
         loop {
-            if let Ok((_, status)) = self.serving().await
-                && let Some(membership) = members_in(&status, volume)
-            {
-                let Some(change) = &membership.change else {
-                    let done = wanted.is_some_and(|wanted| is_done(&membership, wanted));
-                    return Ok(match done {
-                        true => Outcome::Done(membership),
-                        false => Outcome::GivenUp(membership),
-                    });
-                };
-                let joint = change.joint;
-                let (scrub, total) = match volume {
-                    None => (status["scrub"].clone(), self.blocks().await),
-                    Some(volume) => (scrub_of(&status, volume), 0),
-                };
-                tell(&speed.progress(&scrub, joint, total));
+            let volumes = self.volumes(config).await.ok();
+            let is_told = volumes.is_some();
+            let found = volumes.and_then(|all| all.into_iter().find(|one| one.name == *volume));
+            match found {
+                Some(Exchanged {
+                    members,
+                    scrub,
+                    own,
+                    ..
+                }) => {
+                    missed_since = None;
+                    let Some(change) = &members.change else {
+                        let done = wanted.is_some_and(|wanted| is_done(&members, wanted));
+                        return Ok(match done {
+                            true => Outcome::Done(members),
+                            false => Outcome::GivenUp(members),
+                        });
+                    };
+                    // The command's handle is of the database's own.
+                    let total = if own { self.blocks().await } else { 0 };
+                    tell(&speed.progress(&scrub, change.joint, total));
+                }
+                None if is_told => {
+                    let since = *missed_since.get_or_insert_with(Instant::now);
+                    if since.elapsed() > MISSED_FOR {
+                        return refused(format!(
+                            "the active does not own the volume {volume} any more: repeat the command"
+                        ));
+                    }
+                }
+                None => {}
             }
             tokio::time::sleep(LOOK_EVERY).await;
         }
@@ -272,7 +310,7 @@ async fn change(config: &ClusterConfig, volume: &Exchanged, wanted: &Wanted) -> 
         .max()
         .unwrap_or(0);
     for (at, address) in wanted.joining.iter().enumerate() {
-        let store = newcomer(config, address, volume.name.is_none()).await?;
+        let store = newcomer(config, address, !volume.by_name).await?;
         let place = leaving.get(at).map(|m| m.zone);
         let own = wanted
             .zone
@@ -292,8 +330,8 @@ async fn change(config: &ClusterConfig, volume: &Exchanged, wanted: &Wanted) -> 
     Ok(change)
 }
 
-/// Which store a newcomer is. It must hold nothing of the volume: of the database's `own`, this asks; of others, the active.
-async fn newcomer(config: &ClusterConfig, address: &str, own: bool) -> Result<StoreId> {
+/// Which store a newcomer is. It must hold nothing of the volume: the active asks that, if it is not of an `older` release.
+async fn newcomer(config: &ClusterConfig, address: &str, older: bool) -> Result<StoreId> {
     let client = config.client("zone")?;
     let asked = tokio::time::timeout(IDENTIFY_WITHIN, identify(&client, address)).await;
     let Ok(asked) = asked else {
@@ -305,7 +343,7 @@ async fn newcomer(config: &ClusterConfig, address: &str, own: bool) -> Result<St
         Ok(identity) => identity,
         Err(error) => return refused(format!("{address} cannot be used: {error}")),
     };
-    if own && identity.knows_volume {
+    if older && identity.knows_volume {
         return refused(format!(
             "{address} holds something of the volume already, which may be old: stop it, empty its directory, \
              start it, and ask again"
@@ -373,7 +411,7 @@ mod tests {
     use dax::ids::Version;
     use dax::storage::VolumeSettings;
 
-    fn member(number: u8) -> Member {
+    pub(super) fn member(number: u8) -> Member {
         Member {
             store: StoreId::new(number.into()).unwrap(),
             address: format!("zone{number}:7101"),
@@ -381,7 +419,7 @@ mod tests {
         }
     }
 
-    fn three() -> Membership {
+    pub(super) fn three() -> Membership {
         let members = (1..=3).map(member).collect();
         Membership::first(&VolumeSettings::default(), members, Membership::FIRST).unwrap()
     }
@@ -411,7 +449,7 @@ mod tests {
         }
     }
 
-    fn replace(new: u8, old: u8) -> Wanted {
+    pub(super) fn replace(new: u8, old: u8) -> Wanted {
         Wanted {
             joining: vec![member(new).address],
             leaving: vec![member(old).address],

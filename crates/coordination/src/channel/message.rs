@@ -191,9 +191,6 @@ pub enum Request {
     },
     /// Exchange zones: these join, and those leave (asked of the active). Answered once that is recorded.
     Exchange {
-        /// Of this volume, in place of the database's own: one that the database has left, or lies over.
-        #[serde(default, skip_serializing_if = "Option::is_none")]
-        volume: Option<VolumeName>,
         /// Those that come.
         joining: Vec<dax::membership::Member>,
         /// Those that go.
@@ -202,10 +199,14 @@ pub enum Request {
         sync_replicas: u8,
     },
     /// Give up the exchange of zones that is under way (asked of the active).
-    CancelExchange {
-        /// As for an exchange.
-        #[serde(default, skip_serializing_if = "Option::is_none")]
-        volume: Option<VolumeName>,
+    CancelExchange,
+    /// One of these two orders, for the zones of a volume that the active owns: the database's own, one that it has left, or one that it
+    /// lies over.
+    InVolume {
+        /// Name of the volume.
+        volume: VolumeName,
+        /// The order.
+        order: Box<Request>,
     },
     /// Allow everything to be written that this release knows, if every node reads it (asked of the active).
     FinishUpgrade,

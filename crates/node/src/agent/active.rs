@@ -318,9 +318,12 @@ impl Active {
                             preparing::prepare(order, postgres, server, asked.through.clone());
                         }
                         Request::Reload { .. } => drop(order.answer.send(self.reload().await)),
-                        Request::Exchange { .. } | Request::CancelExchange { .. } => {
+                        Request::Exchange { .. }
+                        | Request::CancelExchange
+                        | Request::InVolume { .. } => {
                             let own = (context.config.cluster.clone(), Arc::clone(&self.storage));
-                            exchanging::order(own, context.board.others.clone(), order);
+                            let others = context.board.others.ways();
+                            exchanging::order(own, others, order);
                         }
                         _ => context.driver.order(order),
                     }

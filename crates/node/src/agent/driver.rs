@@ -140,7 +140,8 @@ impl MachineDriver {
             | Request::Reinitialize
             | Request::Reload { .. }
             | Request::Exchange { .. }
-            | Request::CancelExchange { .. } => {
+            | Request::CancelExchange
+            | Request::InVolume { .. } => {
                 let why = format!("this node is {} and cannot do that now", self.state());
                 // Whoever asked may have gone.
                 let _ = order.answer.send(Err(why));

@@ -9,7 +9,6 @@ use std::time::Duration;
 use coordination::config::ClusterConfig;
 use dax::client::identify;
 use dax::error::{Error, ErrorKind};
-use dax::ids::VolumeName;
 use dax::membership::Member;
 use dax::scrub::{Pace, ScrubStatus, Scrubber};
 use dax::storage::Storage;
@@ -19,11 +18,13 @@ use serde_json::{Value, json};
 /// How long a zone may take to say which store it is.
 const IDENTIFY_WITHIN: Duration = Duration::from_secs(10);
 
+/// A volume that this node owns, and the way to it.
+pub(super) type Way = (ClusterConfig, Arc<dyn Storage>);
+
 /// A volume, as its owner sees it.
-pub(super) struct Owned {
-    /// The way to it.
-    pub cluster: ClusterConfig,
-    pub storage: Arc<dyn Storage>,
+struct Owned {
+    cluster: ClusterConfig,
+    storage: Arc<dyn Storage>,
     scrub: ScrubStatus,
 }
 
@@ -65,12 +66,13 @@ impl Others {
         }
     }
 
-    /// The volume with this name.
-    pub fn find(&self, volume: &VolumeName) -> Option<Arc<Owned>> {
+    /// The ways to all of them, with their owner's handles.
+    pub fn ways(&self) -> Vec<Way> {
         let all = self.0.lock();
-        all.iter()
-            .find(|owned| owned.cluster.stored_in() == volume)
-            .cloned()
+        let ways = all
+            .iter()
+            .map(|owned| (owned.cluster.clone(), Arc::clone(&owned.storage)));
+        ways.collect()
     }
 
     /// For the node's status.
@@ -89,11 +91,16 @@ impl Others {
     }
 }
 
-/// Refuses a zone that shall join a volume if it is not the store that was meant, or has something of the volume, which may be old.
+/// Refuses a zone that shall join a volume if it is not the store that was meant, or has something of the volume, which may be old. It may
+/// count in another volume already.
 ///
 /// # Errors
 /// `Conflict` with what to do, `Unavailable` if it does not answer.
-pub(super) async fn may_join(cluster: &ClusterConfig, member: &Member) -> dax::Result<()> {
+pub(super) async fn may_join(
+    cluster: &ClusterConfig,
+    member: &Member,
+    counts_elsewhere: bool,
+) -> dax::Result<()> {
     let address = &member.address;
     let client = cluster.client(cluster.name.as_str())?;
     let Ok(asked) = tokio::time::timeout(IDENTIFY_WITHIN, identify(&client, address)).await else {
@@ -104,6 +111,10 @@ pub(super) async fn may_join(cluster: &ClusterConfig, member: &Member) -> dax::R
     let volume = cluster.stored_in();
     let said = match found.store == member.store {
         false => format!("another zone answers at {address}: ask again"),
+        true if found.knows_volume && counts_elsewhere => format!(
+            "{address} holds something of the volume {volume} already, which may be old, and counts in other volumes of the database: let \
+             another zone join"
+        ),
         true if found.knows_volume => format!(
             "{address} holds something of the volume {volume} already, which may be old: stop it, empty its directory, \
              start it, and ask again"

@@ -1,8 +1,9 @@
 //! Volumes whose zones are exchanged together. A database that is in a branch needs the volumes that it left, and those that it lies over.
 //!
-//! Invariant: they are exchanged from the bottom, so that what is read there is on a full quorum of the zones that the next one has.
+//! Invariants: they are exchanged from the bottom, so that what is read there is on a full quorum of the zones that the next one has. An
+//! exchange that was interrupted between two of them is gone on with before another one begins.
 
-use std::collections::HashMap;
+use std::collections::{BTreeSet, HashMap};
 
 use coordination::config::ClusterConfig;
 use coordination::records::{Filling, Record};
@@ -12,16 +13,34 @@ use dax::membership::Membership;
 use serde::Deserialize;
 use serde_json::Value;
 
-use super::{Wanted, is_done, members, refused};
-use crate::operate::{OperateError, Operator, Result};
+use super::{Wanted, find, is_done, is_under_way, members, refused};
+use crate::operate::{Operator, Result};
 
 /// A volume whose zones are exchanged.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq)]
 pub struct Exchanged {
-    /// Its name; `None` for the database's own.
-    pub name: Option<VolumeName>,
+    /// Its name.
+    pub name: VolumeName,
+    /// True if the database is in it.
+    pub own: bool,
     /// Its zones.
     pub members: Membership,
+    /// How far its scrub is, as the active says it.
+    pub(super) scrub: Value,
+    /// False if the active is of a release that takes orders for the database's own volume alone, without a name.
+    pub(super) by_name: bool,
+}
+
+/// A volume in a status of the active: its own, or one of the others.
+#[derive(Debug, Clone, Deserialize)]
+struct Told {
+    volume: VolumeName,
+    parent: Option<VolumeName>,
+    members: Option<Membership>,
+    #[serde(default)]
+    scrub: Value,
+    #[serde(default)]
+    others: Vec<Told>,
 }
 
 impl Exchanged {
@@ -29,95 +48,129 @@ impl Exchanged {
     pub fn is_done(&self, wanted: &Wanted) -> bool {
         is_done(&self.members, wanted)
     }
-}
 
-/// What the active says of a volume besides its own.
-#[derive(Debug, Clone, Deserialize)]
-struct Other {
-    volume: VolumeName,
-    parent: Option<VolumeName>,
-    members: Option<Membership>,
-    #[serde(default)]
-    scrub: Value,
-}
-
-/// What the active says of all of them, each behind the one that it lies over.
-fn others_of(status: &Value) -> Vec<Other> {
-    let mut others: Vec<Other> =
-        serde_json::from_value(status["others"].clone()).unwrap_or_default();
-    let parents: HashMap<_, _> = others
-        .iter()
-        .map(|other| (other.volume.clone(), other.parent.clone()))
-        .collect();
-    let below = |volume: &VolumeName| parents.get(volume).cloned().flatten();
-    others.sort_by_key(|other| {
-        let all = std::iter::successors(Some(other.volume.clone()), below);
-        all.take(parents.len() + 1).count()
-    });
-    others
-}
-
-/// The members of a volume, as the active knows them.
-pub(super) fn members_in(status: &Value, volume: Option<&VolumeName>) -> Option<Membership> {
-    match volume {
-        None => serde_json::from_value(status["members"].clone()).ok(),
-        Some(volume) => {
-            let mut others = others_of(status).into_iter();
-            others.find(|other| other.volume == *volume)?.members
+    /// Addresses of its zones after what is wanted.
+    pub(super) fn after(&self, wanted: &Wanted) -> Result<BTreeSet<String>> {
+        let of = |members: &[dax::membership::Member]| {
+            let addresses = members.iter().map(|member| member.address.clone());
+            addresses.collect::<BTreeSet<_>>()
+        };
+        if self.is_done(wanted) || is_under_way(&self.members, wanted) {
+            return Ok(of(&self.members.outcome().0));
         }
+        let mut after = of(&self.members.members);
+        for name in &wanted.leaving {
+            after.remove(&find(&self.members, name)?.address);
+        }
+        after.extend(wanted.joining.iter().cloned());
+        Ok(after)
     }
 }
 
-/// How far the scrub of a volume is that is not the database's own.
-pub(super) fn scrub_of(status: &Value, volume: &VolumeName) -> Value {
-    let mut others = others_of(status).into_iter();
-    let other = others.find(|other| other.volume == *volume);
-    other.map_or(Value::Null, |other| other.scrub)
+/// The volumes in a status, each behind the one that it lies over; `name` is of the database's own, if the active does not say it.
+fn volumes_in(status: &Value, name: &VolumeName) -> Result<Vec<Exchanged>> {
+    let by_name = status["volume"].is_string();
+    let mut status = status.clone();
+    if !by_name {
+        status["volume"] = name.as_str().into();
+    }
+    let Ok(own) = serde_json::from_value::<Told>(status) else {
+        return refused("the active says nothing of its volumes");
+    };
+    let mut all: Vec<(bool, Told)> = own
+        .others
+        .iter()
+        .map(|other| (false, other.clone()))
+        .collect();
+    all.push((true, own));
+    let parents: HashMap<_, _> = all
+        .iter()
+        .map(|(_, one)| (one.volume.clone(), one.parent.clone()))
+        .collect();
+    let below = |volume: &VolumeName| parents.get(volume).cloned().flatten();
+    all.sort_by_key(|(_, one)| {
+        let chain = std::iter::successors(Some(one.volume.clone()), below);
+        chain.take(parents.len() + 1).count()
+    });
+    let mut volumes = Vec::new();
+    for (own, one) in all {
+        let Some(members) = one.members else {
+            return refused(format!(
+                "the zones of the volume {} are not recorded yet",
+                one.volume
+            ));
+        };
+        volumes.push(Exchanged {
+            name: one.volume,
+            own,
+            members,
+            scrub: one.scrub,
+            by_name,
+        });
+    }
+    Ok(volumes)
+}
+
+/// Refuses what would leave the volumes with other zones than each other. Returns how many zones each has afterwards.
+///
+/// # Errors
+/// [`OperateError::Refused`](crate::operate::OperateError::Refused) with what to do.
+pub fn check_together(volumes: &[Exchanged], wanted: &Wanted) -> Result<usize> {
+    let mut first: Option<(&VolumeName, BTreeSet<String>)> = None;
+    for volume in volumes {
+        let after = volume.after(wanted)?;
+        match &first {
+            None => first = Some((&volume.name, after)),
+            Some((_, same)) if *same == after => {}
+            Some((other, _)) => {
+                return refused(format!(
+                    "the volumes {other} and {} would have other zones than each other: end the exchange that was interrupted first, by \
+                     the same command",
+                    volume.name
+                ));
+            }
+        }
+    }
+    let done = volumes.iter().find(|volume| volume.is_done(wanted));
+    let copies = done.map(|done| done.members.sync_replicas);
+    if let (Some(copies), Some(asked)) = (copies, wanted.sync_replicas)
+        && copies != asked
+        && !volumes.iter().all(|volume| volume.is_done(wanted))
+    {
+        return refused(format!(
+            "the exchange began with {copies} synchronous copies: end it with as many"
+        ));
+    }
+    Ok(first.map_or(0, |(_, zones)| zones.len()))
 }
 
 impl Operator {
-    /// The volumes whose zones are exchanged together, in the order in which that has to happen: the database's own is the last.
+    /// The volumes whose zones are exchanged together, in the order in which that has to happen.
     ///
     /// # Errors
-    /// [`OperateError::Refused`] if the active does not look after all of them at present.
+    /// [`OperateError::Refused`](crate::operate::OperateError::Refused) if the active does not look after all of them at present.
     pub async fn exchanged(&self, config: &ClusterConfig) -> Result<Vec<Exchanged>> {
-        let own = Exchanged {
-            name: None,
-            members: members(self, config)?,
-        };
+        members(self, config)?;
         let needed = self.needed(config).await?;
-        if needed.is_empty() {
-            return Ok(vec![own]);
+        let all = self.volumes(config).await?;
+        let is_known = |volume: &&VolumeName| all.iter().any(|one| one.name == **volume);
+        match needed.iter().find(|volume| !is_known(volume)) {
+            None => Ok(all),
+            Some(unknown) => refused(format!(
+                "the active does not look after the volume {unknown} at present, which the database needs: ask again, or upgrade the active"
+            )),
         }
-        let (_, status) = self.serving().await?;
-        let mut all = Vec::new();
-        for Other {
-            volume, members, ..
-        } in others_of(&status)
-        {
-            let members = members.ok_or_else(|| {
-                let why = format!("the zones of the volume {volume} are not recorded yet");
-                OperateError::Refused(why)
-            })?;
-            all.push(Exchanged {
-                name: Some(volume),
-                members,
-            });
-        }
-        let is_known =
-            |volume: &&VolumeName| all.iter().any(|one| one.name.as_ref() == Some(volume));
-        if let Some(unknown) = needed.iter().find(|volume| !is_known(volume)) {
-            return refused(format!(
-                "the active does not look after the volume {unknown} at present, which the database needs: ask again"
-            ));
-        }
-        all.push(own);
-        Ok(all)
     }
 
-    /// Volumes besides its own that the database needs.
+    /// Those that the active says it owns.
+    pub(super) async fn volumes(&self, config: &ClusterConfig) -> Result<Vec<Exchanged>> {
+        let (_, status) = self.serving().await?;
+        volumes_in(&status, config.stored_in())
+    }
+
+    /// Volumes that the database needs, as their records say.
     async fn needed(&self, config: &ClusterConfig) -> Result<Vec<VolumeName>> {
-        let mut needed = Vec::new();
+        let mut needed = vec![config.stored_in().clone()];
         let mut storages = vec![self.storage.clone()];
         if config.moves() > 0 {
             for (way, storage) in tier::left(config, self.by()).await? {
@@ -143,23 +196,71 @@ impl Operator {
 
 #[cfg(test)]
 mod tests {
+    use serde_json::json;
+
+    use super::super::tests::{replace, three};
     use super::*;
 
+    fn told(volume: &str, parent: Option<&str>, members: &Membership) -> Value {
+        json!({ "volume": volume, "parent": parent, "members": members })
+    }
+
+    fn volumes(status: &Value) -> Vec<Exchanged> {
+        volumes_in(status, &VolumeName::new("named").unwrap()).unwrap()
+    }
+
+    fn names(status: &Value) -> Vec<String> {
+        let names = volumes(status).into_iter().map(|one| one.name.to_string());
+        names.collect()
+    }
+
+    // After a rewind that was undone, the database is below the branch that it has left.
     // hazard: ZONE-47
     #[test]
     fn a_volume_is_exchanged_before_those_that_lie_over_it() {
-        let other = |volume: &str, parent: Option<&str>| serde_json::json!({ "volume": volume, "parent": parent });
-        let status = serde_json::json!({ "others": [
-            other("upper", Some("middle")), other("middle", Some("main")), other("apart", None), other("main", None),
-        ] });
-        let names: Vec<String> = others_of(&status)
-            .iter()
-            .map(|other| other.volume.to_string())
-            .collect();
-        assert_eq!(names, ["apart", "main", "middle", "upper"]);
-        assert!(
-            others_of(&serde_json::json!({})).is_empty(),
-            "an older active"
+        let members = three();
+        let mut status = told("upper", Some("middle"), &members);
+        status["others"] = json!([
+            told("middle", Some("main"), &members),
+            told("apart", None, &members),
+            told("main", None, &members),
+        ]);
+        assert_eq!(names(&status), ["apart", "main", "middle", "upper"]);
+        assert!(volumes(&status)[3].own);
+        let mut back = told("main", None, &members);
+        back["others"] = json!([told("branch", Some("main"), &members)]);
+        assert_eq!(names(&back), ["main", "branch"]);
+        let older = json!({ "members": members });
+        assert_eq!(names(&older), ["named"]);
+        assert!(!volumes(&older)[0].by_name && volumes(&back)[0].by_name);
+    }
+
+    // hazard: ZONE-47
+    #[test]
+    fn another_exchange_waits_for_the_one_that_was_interrupted_between_two_volumes() {
+        let with = |lower: &Membership, upper: &Membership| {
+            let mut status = told("upper", Some("lower"), upper);
+            status["others"] = json!([told("lower", None, lower)]);
+            volumes(&status)
+        };
+        let before = three();
+        let mut after = before.clone();
+        after.members[2] = super::super::tests::member(4);
+        let interrupted = with(&after, &before);
+        assert_eq!(check_together(&interrupted, &replace(4, 3)).unwrap(), 3);
+        for other in [replace(5, 2), replace(5, 3)] {
+            let error = check_together(&interrupted, &other).unwrap_err();
+            assert!(!error.to_string().is_empty());
+        }
+        assert_eq!(
+            check_together(&with(&before, &before), &replace(5, 2)).unwrap(),
+            3
         );
+        let more = Wanted {
+            sync_replicas: Some(3),
+            ..replace(4, 3)
+        };
+        let error = check_together(&interrupted, &more).unwrap_err();
+        assert!(error.to_string().contains("began with 2"), "{error}");
     }
 }

@@ -3,10 +3,11 @@
 use std::collections::BTreeSet;
 use std::time::Duration;
 
+use anyhow::Context;
 use dax::membership::Membership;
 use dax::storage::ReplicaStatus;
 use operations::operate::Operator;
-use operations::zones::{Exchanged, Outcome, Progress, Wanted, describe, members};
+use operations::zones::{Exchanged, Outcome, Progress, Wanted, check_together, describe, members};
 use serde_json::{Value, json};
 
 use super::operate::explain;
@@ -100,7 +101,7 @@ fn others(volumes: &[Exchanged], own: &Membership) -> Vec<Value> {
         let stores = of.members.iter().map(|member| member.store);
         stores.collect::<BTreeSet<_>>()
     };
-    let others = volumes.iter().filter(|volume| volume.name.is_some());
+    let others = volumes.iter().filter(|volume| !volume.own);
     let others = others.map(|volume| {
         let same = stores(&volume.members) == stores(own);
         json!({ "volume": volume.name, "members": volume.members, "same": same })
@@ -138,12 +139,10 @@ fn table(membership: &Membership, replicas: &[ReplicaStatus]) -> String {
 
 async fn cancel(asking: &Asking) -> anyhow::Result<Code> {
     let (registry, operator) = open(asking).await?;
-    let volume = operator
-        .cancel_exchange(registry.config.cluster())
-        .await
-        .map_err(explain)?;
+    let cluster = registry.config.cluster();
+    let volume = operator.cancel_exchange(cluster).await.map_err(explain)?;
     let outcome = operator
-        .watch_exchange(volume.as_ref(), None, |_| ())
+        .watch_exchange(cluster, &volume.name, None, |_| ())
         .await
         .map_err(explain)?;
     let (Outcome::Done(members) | Outcome::GivenUp(members)) = outcome;
@@ -158,53 +157,51 @@ async fn exchange(args: &Exchanging, wanted: Wanted, careful: bool) -> anyhow::R
     let asking = &args.asking;
     let (registry, operator) = open(asking).await?;
     let cluster = registry.config.cluster();
-    let before = members(&operator, cluster).map_err(explain)?;
-    let left = (before.members.len() + wanted.joining.len()).saturating_sub(wanted.leaving.len());
-    if careful && left < SAFE_ZONES {
-        let why = format!(
-            "{left} zones would be left, and none of them could fail without commits waiting for it"
-        );
-        return Err(Failure::new(Code::Refused, why)
-            .advise("If that is what you want: --force.")
-            .into());
-    }
-    let volumes = operator.exchanged(cluster).await.map_err(explain)?;
-    let several = volumes.len() > 1;
     let mut told = ProgressPrinter::new(asking.json);
-    let mut ended = (false, before);
-    for volume in volumes {
-        if volume.is_done(&wanted) {
-            ended = (true, volume.members);
-            continue;
+    let (done, members) = loop {
+        // As they are now: somebody else may have ordered the same meanwhile.
+        let volumes = operator.exchanged(cluster).await.map_err(explain)?;
+        let left = check_together(&volumes, &wanted).map_err(explain)?;
+        if careful && left < SAFE_ZONES {
+            let why = format!(
+                "{left} zones would be left, and none of them could fail without commits waiting for it"
+            );
+            return Err(Failure::new(Code::Refused, why)
+                .advise("If that is what you want: --force.")
+                .into());
         }
+        let Some(volume) = volumes.iter().find(|volume| !volume.is_done(&wanted)) else {
+            let own = volumes.into_iter().find(|volume| volume.own);
+            break (true, own.context("the active has a volume")?.members);
+        };
         operator
-            .begin_exchange(cluster, &volume, &wanted)
+            .begin_exchange(cluster, volume, &volumes, &wanted)
             .await
             .map_err(explain)?;
         if args.no_wait {
             match asking.json {
                 true => println!("{}", json!({ "begun": true, "volume": volume.name })),
-                false if several => println!(
+                false if volumes.len() > 1 => println!(
                     "begun in one of several volumes: the same command, without --no-wait, goes on with it and the others"
                 ),
                 false => println!("begun; see how far it is: understudy zone list"),
             }
             return Ok(Code::Ok);
         }
-        if let (Some(name), false) = (&volume.name, asking.json) {
-            eprintln!("understudy: the volume {name}, which the database needs, comes first");
+        if volumes.len() > 1 && !asking.json {
+            eprintln!(
+                "understudy: the zones of the volume {} are exchanged",
+                volume.name
+            );
         }
-        let name = volume.name.as_ref();
-        let watched = operator.watch_exchange(name, Some(&wanted), |progress| told.tell(progress));
-        ended = match watched.await.map_err(explain)? {
-            Outcome::Done(members) => (true, members),
-            Outcome::GivenUp(members) => (false, members),
-        };
-        if !ended.0 {
-            break;
+        let watched = operator.watch_exchange(cluster, &volume.name, Some(&wanted), |progress| {
+            told.tell(progress);
+        });
+        match watched.await.map_err(explain)? {
+            Outcome::Done(_) => {}
+            Outcome::GivenUp(members) => break (false, members),
         }
-    }
-    let (done, members) = ended;
+    };
     if asking.json {
         println!("{}", json!({ "done": done, "members": members }));
     }

@@ -82,9 +82,9 @@ pub async fn a_lost_disk_is_made_good(stage: &mut Stage) -> Result<()> {
     stage.cluster.start_zone(2)
 }
 
-/// Another zone takes the place of one, in the database's volume and in the one that it has left, which is below it.
-async fn a_zone_is_replaced(stage: &mut Stage) -> Result<()> {
-    let old = stage.cluster.zone_address(1)?;
+/// Another zone takes the place of one, in the database's volume and in those that it has left. Another one is away afterwards.
+async fn a_zone_is_replaced(stage: &mut Stage, zone: usize, away: usize) -> Result<()> {
+    let old = stage.cluster.zone_address(zone)?;
     let (_, new) = stage.new_zone().await?;
     stage.zone(&["replace", &old, &new]).await?;
     let listed: Value = serde_json::from_str(&stage.zone(&["list", "--json"]).await?)?;
@@ -95,15 +95,16 @@ async fn a_zone_is_replaced(stage: &mut Stage) -> Result<()> {
         let has = |address: &str| members.iter().any(|member| member["address"] == address);
         ensure!(has(&new) && !has(&old), "{listed:#}");
     }
-    stage.cluster.kill_zone(1).context("zone 1 runs")?;
-    std::fs::remove_dir_all(stage.cluster.options().dir.join("zone-1"))?;
+    stage.cluster.kill_zone(zone).context("the zone runs")?;
+    let directory = stage.cluster.options().dir.join(format!("zone-{zone}"));
+    std::fs::remove_dir_all(directory)?;
     // From now on every quorum needs the new one, for what is below as well.
-    stage.cluster.kill_zone(2).context("zone 2 runs")?;
+    stage.cluster.kill_zone(away).context("the zone runs")?;
     take_over(stage, 1).await?;
     let client = active(stage).await?;
     ensure!(number(&client, "SELECT count(*) FROM pgbench_accounts").await? == 100_000);
     drop(client);
-    stage.cluster.start_zone(2)
+    stage.cluster.start_zone(away)
 }
 
 // hazard: MOVE-1, MOVE-5, ZONE-47
@@ -172,7 +173,7 @@ pub async fn back_and_forth(stage: &mut Stage, on_zones: bool) -> Result<()> {
 
     if on_zones {
         a_lost_disk_is_made_good(stage).await?;
-        a_zone_is_replaced(stage).await?;
+        a_zone_is_replaced(stage, 1, 2).await?;
     }
 
     let left = rewound["left"].as_str().context("a name")?.to_owned();
@@ -180,6 +181,10 @@ pub async fn back_and_forth(stage: &mut Stage, on_zones: bool) -> Result<()> {
     ensure!(!has_table(stage).await?, "the rewind is not undone");
     has_all(&ledger(stage).await?, &left_with, "before the rewind")?;
     stage.commits(50).await?;
+    if on_zones {
+        // The database is below the branch that it has left.
+        a_zone_is_replaced(stage, 3, 4).await?;
+    }
 
     exchange(stage, &["branch", "promote", "--json", &name])?;
     ensure!(has_table(stage).await?, "it is not the branch again");

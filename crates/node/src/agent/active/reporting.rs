@@ -42,6 +42,8 @@ impl Active {
             .collect();
         context.board.report(json!({
             "node": context.me.node,
+            "volume": context.config.cluster.stored_in(),
+            "parent": self.storage.settings().layer.as_ref().map(|layer| &layer.parent),
             "epoch": self.epoch,
             "timeline": synced.timeline.0,
             "synced_lsn": synced.end.to_string(),

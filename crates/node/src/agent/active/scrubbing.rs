@@ -24,6 +24,8 @@ use super::super::others::Others;
 
 /// The wait after an error of the zones.
 const TRY_AGAIN: Duration = Duration::from_secs(5);
+/// The wait until a volume that could not be owned is tried again, with all others.
+const OWN_AGAIN: Duration = Duration::from_secs(60);
 
 /// Starts them; they run until the set is dropped. `told` hears of the active's own volume.
 pub(super) fn start(context: &Context, view: &Arc<ActiveView>, told: &ScrubStatus) -> JoinSet<()> {
@@ -61,18 +63,22 @@ async fn look_after_left(cluster: ClusterConfig, me: NodeName, pace: Pace, other
             }
         };
         let mut scrubbers = JoinSet::new();
+        let mut all_owned = true;
         for (cluster, storage) in left {
             if let Err(error) = storage.own_epoch(&me).await {
                 tracing::warn!(%error, "nobody looks after a volume that the database has left");
+                all_owned = false;
                 continue;
             }
             let others = others.clone();
             scrubbers.spawn(async move { others.look_after(cluster, storage, pace).await });
         }
-        if scrubbers.join_next().await.is_none() {
-            return;
+        match all_owned {
+            true if scrubbers.join_next().await.is_none() => return,
+            true => tokio::time::sleep(TRY_AGAIN).await,
+            // The others are looked after meanwhile.
+            false => tokio::time::sleep(OWN_AGAIN).await,
         }
-        tokio::time::sleep(TRY_AGAIN).await;
     }
 }
 

@@ -1,6 +1,6 @@
 //! A branch by its name: its record, the volume that it is in, and the name that its image is claimed by.
 
-use std::fs::Permissions;
+use std::fs::{File, Permissions, TryLockError};
 use std::os::unix::fs::PermissionsExt;
 use std::path::Path;
 use std::sync::Arc;
@@ -18,7 +18,7 @@ use super::config::key_of;
 use crate::commands::registry::{Registry, in_time};
 use crate::exit::{Code, Failure};
 
-/// Directories of branches that are made in the place of another, which the process' id follows.
+/// What names of directories of branches begin with that are made in the place of another.
 const SCRATCH: &str = "branch-";
 
 /// The branch with this name.
@@ -114,33 +114,56 @@ pub(super) async fn is_stopped(target: &Arc<dyn Storage>, name: &str) -> anyhow:
 }
 
 /// A directory for a branch that is made in the place of another: nobody else's, so that a second command that is refused leaves the
-/// first alone. Those of commands that were killed are removed.
-pub(super) fn scratch(registry: &Registry) -> anyhow::Result<tempfile::TempDir> {
-    let data = registry.postgres()?.paths.data();
-    for left in std::fs::read_dir(data)?.flatten() {
-        let name = left.file_name();
-        if !is_left(&name.to_string_lossy()) {
-            continue;
-        }
-        if let Err(error) = std::fs::remove_dir_all(left.path()) {
-            tracing::warn!(%error, "cannot remove {}", left.path().display());
-        }
-    }
-    tempfile::Builder::new()
-        .prefix(&format!("{SCRATCH}{}-", std::process::id()))
-        // PostgreSQL's user passes through.
-        .permissions(Permissions::from_mode(0o711))
-        .tempdir_in(data)
-        .with_context(|| format!("cannot make a directory in {}", data.display()))
+/// first alone. It is locked while its command lives.
+pub(super) struct Scratch {
+    directory: tempfile::TempDir,
+    _lock: File,
 }
 
-/// True if a directory is one of a process that is no more.
-fn is_left(name: &str) -> bool {
-    let process = name
-        .strip_prefix(SCRATCH)
-        .and_then(|rest| rest.split_once('-'));
-    let process = process.and_then(|(pid, _)| pid.parse::<u32>().ok());
-    process.is_some_and(|pid| !Path::new(&format!("/proc/{pid}")).exists())
+impl Scratch {
+    /// Makes one in the node's directory, and removes those of commands that were killed.
+    pub(super) fn create(registry: &Registry) -> anyhow::Result<Scratch> {
+        let data = registry.postgres()?.paths.data();
+        for left in std::fs::read_dir(data)?.flatten() {
+            let is_scratch = left.file_name().to_string_lossy().starts_with(SCRATCH);
+            if is_scratch
+                && locked(&left.path()).is_ok_and(|lock| lock.is_some())
+                && let Err(error) = std::fs::remove_dir_all(left.path())
+            {
+                tracing::warn!(%error, "cannot remove {}", left.path().display());
+            }
+        }
+        let directory = tempfile::Builder::new()
+            .prefix(SCRATCH)
+            // PostgreSQL's user passes through.
+            .permissions(Permissions::from_mode(0o711))
+            .tempdir_in(data)
+            .with_context(|| format!("cannot make a directory in {}", data.display()))?;
+        let lock = locked(directory.path())?;
+        let lock = lock.context("another command removes the new directory: try again")?;
+        Ok(Scratch {
+            directory,
+            _lock: lock,
+        })
+    }
+
+    pub(super) fn path(&self) -> &Path {
+        self.directory.path()
+    }
+
+    pub(super) fn remove(self) -> std::io::Result<()> {
+        self.directory.close()
+    }
+}
+
+/// The lock of a directory; `None` if somebody else has it.
+fn locked(directory: &Path) -> std::io::Result<Option<File>> {
+    let file = File::open(directory)?;
+    match file.try_lock() {
+        Ok(()) => Ok(Some(file)),
+        Err(TryLockError::WouldBlock) => Ok(None),
+        Err(TryLockError::Error(error)) => Err(error),
+    }
 }
 
 #[cfg(test)]
@@ -152,13 +175,12 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_directory_is_removed_when_its_command_was_killed() {
-        assert!(!is_left(&format!("branch-{}-x7", std::process::id())));
-        // Linux gives no such id.
-        assert!(is_left(&format!("branch-{}-x7", u32::MAX)));
-        for other in ["branch-x7", "node", "branch-a-b"] {
-            assert!(!is_left(other), "{other}");
-        }
+    fn a_directory_is_locked_as_long_as_its_command_lives() {
+        let directory = tempfile::tempdir().unwrap();
+        let lock = locked(directory.path()).unwrap();
+        assert!(lock.is_some() && locked(directory.path()).unwrap().is_none());
+        drop(lock);
+        assert!(locked(directory.path()).unwrap().is_some());
     }
 
     #[tokio::test]

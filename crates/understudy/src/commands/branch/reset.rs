@@ -20,7 +20,7 @@ use super::config;
 use super::create::create;
 use super::drop::drop_branch;
 use super::making::After;
-use super::named::{find, in_volume, is_stopped, no_branch, scratch};
+use super::named::{Scratch, find, in_volume, is_stopped, no_branch};
 use crate::cli;
 use crate::commands::registry::{Registry, in_time};
 use crate::exit::{Code, Failure};
@@ -51,7 +51,7 @@ pub(super) async fn run(args: cli::ResetBranch) -> anyhow::Result<Code> {
     for left in left {
         drop_branch(&registry, &names, left, secret).await?;
     }
-    let place = scratch(&registry)?;
+    let place = Scratch::create(&registry)?;
     let making = cli::CreateBranch {
         name: new.clone(),
         config: args.config.clone(),

@@ -4,7 +4,7 @@ use serde_json::json;
 
 use super::create::create;
 use super::making::After;
-use super::named::{drop_advice, scratch};
+use super::named::{Scratch, drop_advice};
 use super::promote;
 use crate::cli;
 use crate::commands::registry::Registry;
@@ -15,7 +15,7 @@ pub async fn run(args: cli::Rewind) -> anyhow::Result<Code> {
     let registry = Registry::open(&args.config).await?;
     let cluster = registry.config.cluster();
     let name = format!("rewind-{}", cluster.moves() + 1);
-    let place = scratch(&registry)?;
+    let place = Scratch::create(&registry)?;
     let directory = place.path().to_owned();
     let branch = cli::CreateBranch {
         name: name.clone(),
@@ -36,7 +36,7 @@ pub async fn run(args: cli::Rewind) -> anyhow::Result<Code> {
     };
     let created = created?;
     // It is the nodes' configurations by which the database is served.
-    if let Err(error) = place.close() {
+    if let Err(error) = place.remove() {
         tracing::warn!(%error, "cannot remove {}", directory.display());
     }
     let secret = args.secret.secret_file.as_deref();
