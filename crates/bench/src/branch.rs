@@ -63,6 +63,8 @@ pub struct Report {
     pub copy_tps: Sample,
     /// From the command to the answer of a branch's first query.
     pub branch_seconds: Sample,
+    /// The part of it that the active's checkpoint takes.
+    pub checkpoint_seconds: Sample,
     /// The part of it that PostgreSQL's recovery takes.
     pub redo_seconds: Sample,
     /// The part of it from when the branch is complete.
@@ -76,6 +78,7 @@ pub struct Report {
 /// One branch.
 struct Branch {
     total: f64,
+    checkpoint: f64,
     redo: f64,
     serve: f64,
     log_bytes: f64,
@@ -143,6 +146,7 @@ pub async fn run(options: &Options, say: impl Fn(&str)) -> Result<Report> {
         branch_tps: Sample::of(beside_branch),
         copy_tps: Sample::of(beside_copy),
         branch_seconds: each(|one| one.total),
+        checkpoint_seconds: each(|one| one.checkpoint),
         redo_seconds: each(|one| one.redo),
         serve_seconds: each(|one| one.serve),
         log_bytes: each(|one| one.log_bytes),
@@ -199,6 +203,7 @@ async fn branch(
     };
     Ok(Branch {
         total: total.as_secs_f64(),
+        checkpoint: number(&made["checkpoint_ms"])? / 1000.0,
         redo: number(&made["took"]["recovery_ms"])? / 1000.0,
         serve: total.saturating_sub(complete).as_secs_f64(),
         log_bytes: number(&made["log_bytes"])?,
@@ -250,6 +255,10 @@ pub fn table(report: &Report) -> String {
         (
             "branch: from the command to the first answer",
             &report.branch_seconds,
+        ),
+        (
+            "  of it, the checkpoint of the active",
+            &report.checkpoint_seconds,
         ),
         ("  of it, redo by PostgreSQL", &report.redo_seconds),
         (

@@ -37,6 +37,7 @@ impl Handler for Echo {
             | Request::Exchange { .. }
             | Request::CancelExchange
             | Request::InVolume { .. }
+            | Request::Checkpoint
             | Request::FinishUpgrade => Ok(json!({})),
             Request::Enlist => std::future::pending().await,
             Request::Unknown(_) => Err("this agent does not know that request".into()),

@@ -28,6 +28,8 @@ const TIMEOUT: Duration = Duration::from_secs(10);
 const ANSWER_WITHIN: Duration = Duration::from_secs(2);
 /// How long an agent may take to restart the active's PostgreSQL, which stops with a checkpoint.
 const RESTART_WITHIN: Duration = Duration::from_secs(150);
+/// How long the active may take for a checkpoint and its seal.
+const CHECKPOINT_WITHIN: Duration = Duration::from_secs(300);
 /// How long a node may take to read a new configuration.
 const CONFIGURED_WITHIN: Duration = Duration::from_secs(10);
 /// How long a node may take to be warm again.
@@ -104,6 +106,17 @@ impl Operator {
     async fn status(&self, member: &Member) -> Result<Value> {
         let ask = channel::request(&member.channel, &self.me, Request::Status, ANSWER_WITHIN);
         Ok(ask.await?)
+    }
+
+    /// Has the active write a checkpoint now, if much log was written since the last one.
+    ///
+    /// # Errors
+    /// [`OperateError::Refused`] if nobody serves, [`OperateError::Channel`] if the active does not do it.
+    pub async fn checkpoint(&self) -> Result<()> {
+        let (active, _) = self.serving().await?;
+        let order = Request::Checkpoint;
+        channel::request(&active.channel, &self.me, order, CHECKPOINT_WITHIN).await?;
+        Ok(())
     }
 
     /// Switches takeovers off.

@@ -205,7 +205,7 @@ impl Operator {
     }
 
     /// The node that serves, and what it says of itself.
-    async fn serving(&self) -> Result<(Node, Value)> {
+    pub(crate) async fn serving(&self) -> Result<(Node, Value)> {
         for node in Node::list(self.storage.as_ref()).await? {
             let Ok(status) =
                 channel::request(&node.channel, &self.me, Request::Status, ANSWER_WITHIN).await

@@ -208,6 +208,8 @@ pub enum Request {
         /// The order.
         order: Box<Request>,
     },
+    /// Write a checkpoint now, if much log was written since the last one (asked of the active). Answered once its image is sealed.
+    Checkpoint,
     /// Allow everything to be written that this release knows, if every node reads it (asked of the active).
     FinishUpgrade,
     /// Anything a later version adds; refused by name.

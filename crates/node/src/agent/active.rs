@@ -15,6 +15,7 @@ mod exchanging;
 mod first_checkpoint;
 mod freezer;
 mod group_commit;
+mod hurried;
 mod leaving;
 mod ordering;
 mod preparing;
@@ -318,6 +319,10 @@ impl Active {
                             preparing::prepare(order, postgres, server, asked.through.clone());
                         }
                         Request::Reload { .. } => drop(order.answer.send(self.reload().await)),
+                        Request::Checkpoint => {
+                            let postgres = self.postgres.options().clone();
+                            hurried::order(postgres, Arc::clone(&self.view), order);
+                        }
                         Request::Exchange { .. }
                         | Request::CancelExchange
                         | Request::InVolume { .. } => {

@@ -141,7 +141,8 @@ impl MachineDriver {
             | Request::Reload { .. }
             | Request::Exchange { .. }
             | Request::CancelExchange
-            | Request::InVolume { .. } => {
+            | Request::InVolume { .. }
+            | Request::Checkpoint => {
                 let why = format!("this node is {} and cannot do that now", self.state());
                 // Whoever asked may have gone.
                 let _ = order.answer.send(Err(why));

@@ -78,6 +78,9 @@ pub struct CreateBranch {
     /// The moment: "now", a position such as 0/16B3748, a time in UTC such as "2026-11-28 14:00:00", or "seal 3.17" for that image.
     #[arg(long, value_name = "MOMENT", default_value = "now")]
     pub at: String,
+    /// Do not ask the active for a checkpoint first. The active has less work then, and recovery of the branch takes longer.
+    #[arg(long)]
+    pub no_checkpoint: bool,
     /// A repository to begin from.
     #[command(flatten)]
     pub from: FromRepository,
@@ -117,6 +120,9 @@ pub struct ResetBranch {
     /// The moment, as "branch create" takes it.
     #[arg(long, value_name = "MOMENT", default_value = "now")]
     pub at: String,
+    /// Do not ask the active for a checkpoint first. The active has less work then, and recovery of the branch takes longer.
+    #[arg(long)]
+    pub no_checkpoint: bool,
     /// A file for psql, as "branch create" takes it. Give all of them again.
     #[arg(long, value_name = "FILE")]
     pub mask: Vec<PathBuf>,

@@ -16,7 +16,7 @@ use pgserver::{Result, Session, StartOptions};
 use volume::active::ActiveView;
 
 /// So much log is redone in about a second.
-const MUCH_BYTES: u64 = 16 << 20;
+pub(super) const MUCH_BYTES: u64 = 16 << 20;
 
 /// Spreading it further makes no difference to clients.
 const CARRY_WITHIN_MAX: Duration = Duration::from_secs(60);

@@ -38,6 +38,7 @@ pub(super) struct Created {
     pub branch: Branch,
     pub port: u16,
     pub total_ms: u64,
+    checkpoint_ms: u64,
     made: Made,
 }
 
@@ -48,12 +49,13 @@ pub(super) async fn run(args: cli::CreateBranch) -> anyhow::Result<Code> {
         branch,
         port,
         total_ms,
+        checkpoint_ms,
         made,
     } = create(&registry, &args, &directory, After::Quiet).await?;
     if args.json {
         let shown = json!({
             "name": branch.name, "volume": branch.volume, "end": branch.end.map(|end| end.to_string()), "port": port, "total_ms": total_ms,
-            "log_bytes": made.log_bytes, "took": made.took, "bytes": made.bytes,
+            "log_bytes": made.log_bytes, "checkpoint_ms": checkpoint_ms, "took": made.took, "bytes": made.bytes,
             "config": config::file(&directory),
         });
         println!("{shown}");
@@ -64,17 +66,18 @@ pub(super) async fn run(args: cli::CreateBranch) -> anyhow::Result<Code> {
          serve it:      understudy branch run --directory {}\n\
          connect:       port {port} of this machine, with the database's roles and passwords",
         args.name,
-        took(&made, total_ms),
+        took(&made, total_ms, checkpoint_ms),
         directory.display(),
     );
     Ok(Code::Ok)
 }
 
-fn took(made: &Made, total_ms: u64) -> String {
+fn took(made: &Made, total_ms: u64, checkpoint_ms: u64) -> String {
     let took = made.took;
     format!(
-        "made in {:.1} s ({} MB of log copied in {:.1} s, recovery to {} {:.1} s, seal {:.1} s)",
+        "made in {:.1} s (checkpoint {:.1} s, {} MB of log copied in {:.1} s, recovery to {} {:.1} s, seal {:.1} s)",
         total_ms as f64 / 1000.0,
+        checkpoint_ms as f64 / 1000.0,
         made.log_bytes >> 20,
         took.copy_ms as f64 / 1000.0,
         took.end,
@@ -86,7 +89,7 @@ fn took(made: &Made, total_ms: u64) -> String {
 impl Created {
     /// Durations of the parts, for people.
     pub(super) fn took(&self) -> String {
-        took(&self.made, self.total_ms)
+        took(&self.made, self.total_ms, self.checkpoint_ms)
     }
 }
 
@@ -101,6 +104,10 @@ pub(super) async fn create(
     let postgres = registry.postgres()?;
     let names = registry.named().await?;
     let mut branch = begin(args, &postgres.cluster, &names, &after).await?;
+    if args.at == "now" && args.from.repository.is_none() && !args.no_checkpoint {
+        hurry(registry).await;
+    }
+    let checkpoint_ms = began.elapsed().as_millis() as u64;
     let volume = branch.volume.clone();
     let port = config::write(
         &args.config,
@@ -135,8 +142,22 @@ pub(super) async fn create(
         branch,
         port,
         total_ms: began.elapsed().as_millis() as u64,
+        checkpoint_ms,
         made,
     })
+}
+
+/// Has the active write a checkpoint: the log behind it is what the branch has to replay.
+async fn hurry(registry: &Registry) {
+    let asked = match registry.operator() {
+        Ok(operator) => operator.checkpoint().await.map_err(anyhow::Error::from),
+        Err(error) => Err(error),
+    };
+    if let Err(error) = asked {
+        eprintln!(
+            "understudy: recovery of the branch may take longer, without a checkpoint of the active: {error:#}"
+        );
+    }
 }
 
 /// Takes the name.

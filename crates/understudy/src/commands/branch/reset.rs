@@ -57,6 +57,7 @@ pub(super) async fn run(args: cli::ResetBranch) -> anyhow::Result<Code> {
         config: args.config.clone(),
         directory: place.path().to_owned(),
         at: args.at.clone(),
+        no_checkpoint: args.no_checkpoint,
         from: cli::FromRepository {
             repository: None,
             key_file: None,

@@ -22,6 +22,7 @@ pub async fn run(args: cli::Rewind) -> anyhow::Result<Code> {
         config: args.config.clone(),
         directory: directory.clone(),
         at: args.to.clone(),
+        no_checkpoint: true,
         from: args.from.clone(),
         port: None,
         mask: Vec::new(),
