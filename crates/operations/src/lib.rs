@@ -26,5 +26,6 @@ pub mod configure;
 pub mod handover;
 pub mod operate;
 pub mod rest;
+mod serving;
 pub mod upgrade;
 pub mod zones;

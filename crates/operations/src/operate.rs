@@ -1,6 +1,4 @@
-//! What operators do to a running cluster, for the command line and the HTTP interface alike: pausing
-//! takeovers, restarting servers one by one or all in turn, reloading, beginning anew, forgetting a dead
-//! node, planning a switchover.
+//! Work of operators on a running cluster, for the command line and HTTP: pauses, restarts, reloads, new beginnings, switchovers.
 //!
 //! Orders go to the agents over the direct channel, wishes into the control record. Nothing here holds
 //! anything up that is needed for correctness: whoever gives up waiting leaves a cluster that goes on.
@@ -9,10 +7,9 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use coordination::channel::{self, ChannelError, Party, Request};
-use coordination::records::unix_ms;
 use coordination::records::{
     Control, EditError, Libraries, Member, MemberState, Paused, Record, RecordError, Role,
-    ScheduledSwitchover, ServerStart, edit_control, remove_probe,
+    ScheduledSwitchover, ServerStart, edit_control, remove_probe, unix_ms,
 };
 use dax::ids::NodeName;
 use dax::storage::Storage;
@@ -28,8 +25,6 @@ const TIMEOUT: Duration = Duration::from_secs(10);
 const ANSWER_WITHIN: Duration = Duration::from_secs(2);
 /// How long an agent may take to restart the active's PostgreSQL, which stops with a checkpoint.
 const RESTART_WITHIN: Duration = Duration::from_secs(150);
-/// How long the active may take for a checkpoint and its seal.
-const CHECKPOINT_WITHIN: Duration = Duration::from_secs(300);
 /// How long a node may take to read a new configuration.
 const CONFIGURED_WITHIN: Duration = Duration::from_secs(10);
 /// How long a node may take to be warm again.
@@ -49,6 +44,9 @@ pub enum OperateError {
     /// It must not be done; says why.
     #[error("{0}")]
     Refused(String),
+    /// It cannot be done during a takeover; says why.
+    #[error("{0}")]
+    NotNow(String),
     /// It was begun, and is not done yet; says what.
     #[error("{0}; the order stays in effect: see understudy status")]
     NotInTime(String),
@@ -106,17 +104,6 @@ impl Operator {
     async fn status(&self, member: &Member) -> Result<Value> {
         let ask = channel::request(&member.channel, &self.me, Request::Status, ANSWER_WITHIN);
         Ok(ask.await?)
-    }
-
-    /// Has the active write a checkpoint now, if much log was written since the last one.
-    ///
-    /// # Errors
-    /// [`OperateError::Refused`] if nobody serves, [`OperateError::Channel`] if the active does not do it.
-    pub async fn checkpoint(&self) -> Result<()> {
-        let (active, _) = self.serving().await?;
-        let order = Request::Checkpoint;
-        channel::request(&active.channel, &self.me, order, CHECKPOINT_WITHIN).await?;
-        Ok(())
     }
 
     /// Switches takeovers off.

@@ -11,9 +11,8 @@ mod volumes;
 
 use std::time::Duration;
 
-use coordination::channel::{self, Request};
+use coordination::channel::Request;
 use coordination::config::ClusterConfig;
-use coordination::records::{Member as Node, MemberState, Record, Role};
 use dax::client::identify;
 use dax::ids::{StoreId, VolumeName, ZoneId};
 use dax::membership::{Change, Member, Membership, usual_sync_replicas};
@@ -23,14 +22,12 @@ use tokio::time::Instant;
 pub use self::volumes::{Exchanged, check_together};
 use crate::operate::{OperateError, Operator, Result};
 
-/// How long the active may take until enough zones have recorded an order.
-const ORDER_WITHIN: Duration = Duration::from_secs(20);
 /// How often it is looked how far an exchange is.
 const LOOK_EVERY: Duration = Duration::from_millis(500);
 /// How long an agent may take to say how it is.
 const ANSWER_WITHIN: Duration = Duration::from_secs(2);
 /// How long an active may serve without a volume whose exchange is watched.
-const MISSED_FOR: Duration = Duration::from_secs(30);
+const MISSED_FOR: Duration = Duration::from_secs(90);
 /// How long a zone may take to say which store it is.
 const IDENTIFY_WITHIN: Duration = Duration::from_secs(10);
 
@@ -73,6 +70,10 @@ pub enum Outcome {
 
 fn refused<T>(why: impl Into<String>) -> Result<T> {
     Err(OperateError::Refused(why.into()))
+}
+
+fn not_now<T>(why: impl Into<String>) -> Result<T> {
+    Err(OperateError::NotNow(why.into()))
 }
 
 /// The members, which Cassandra does not have.
@@ -183,7 +184,9 @@ impl Operator {
             return refused("no exchange of zones is under way");
         };
         let has_ended = |other: &&Exchanged| other.members.is_target_of(&volume.members);
-        if let Some(ended) = volumes.iter().find(has_ended) {
+        let goes_back = |change: &Change| change.back;
+        let is_back = volume.members.change.as_ref().is_some_and(goes_back);
+        if let Some(ended) = volumes.iter().find(has_ended).filter(|_| !is_back) {
             return refused(format!(
                 "the volume {} has the new zones already: repeat the exchange until it has ended, and exchange them back then",
                 ended.name
@@ -202,29 +205,6 @@ impl Operator {
             false => order,
         };
         self.order(order).await
-    }
-
-    /// The node that serves, and what it says of itself.
-    pub(crate) async fn serving(&self) -> Result<(Node, Value)> {
-        for node in Node::list(self.storage.as_ref()).await? {
-            let Ok(status) =
-                channel::request(&node.channel, &self.me, Request::Status, ANSWER_WITHIN).await
-            else {
-                continue;
-            };
-            let role = serde_json::from_value(status["role"].clone());
-            let state = serde_json::from_value(status["state"].clone());
-            if matches!((role, state), (Ok(Role::Active), Ok(MemberState::Serving))) {
-                return Ok((node, status));
-            }
-        }
-        refused("no node is active, and only the active can exchange zones")
-    }
-
-    pub(crate) async fn order(&self, order: Request) -> Result<()> {
-        let (active, _) = self.serving().await?;
-        channel::request(&active.channel, &self.me, order, ORDER_WITHIN).await?;
-        Ok(())
     }
 
     /// Watches an exchange in a volume until it has ended; `tell` hears how far it is. While nobody serves, it waits.
@@ -292,7 +272,7 @@ impl Operator {
     }
 }
 
-/// What is wanted, for the members that a volume has.
+/// Returns the change that is wanted, for the members that a volume has.
 async fn change(config: &ClusterConfig, volume: &Exchanged, wanted: &Wanted) -> Result<Change> {
     let membership = &volume.members;
     let mut leaving = Vec::new();

@@ -115,8 +115,7 @@ fn who_asks_about_rows_is_told_yes_or_no_or_waits() {
         assert_eq!(committed(&site, token).as_deref(), Some(wanted));
     }
     site.settle();
-    site.ask_primary(Question::Switchover);
-    site.wait("it is back", || site.primary() == Some(1 - before));
+    site.switch_to(1 - before);
     for (token, wanted) in [(&token, "t"), (&back, "f")] {
         assert_eq!(committed(&site, token).as_deref(), Some(wanted));
     }

@@ -3,7 +3,6 @@
 use std::os::unix::fs::{PermissionsExt, symlink};
 use std::time::Duration;
 
-use mirror::driver::peer::Question;
 use tokio_postgres::Client;
 
 use crate::returns::counted;
@@ -65,8 +64,7 @@ fn a_copy_has_what_the_database_has_and_knows_what_has_committed() {
     site.must_be_equal();
     assert_eq!(site.status(1 - at).expect("it answers").difference, None);
     // The copy remembers, and knows what it may have forgotten.
-    site.ask_primary(Question::Switchover);
-    site.wait("the copy is primary", || site.primary() == Some(1 - at));
+    site.switch_to(1 - at);
     // Sessions that move have tests of their own (`moving`).
     let admin = site.connect();
     for token in [token.as_str(), "999-1", "nonsense"] {

@@ -6,7 +6,6 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::time::Duration;
 
-use mirror::driver::peer::Question;
 use tokio::task::JoinHandle;
 
 use crate::server::psql;
@@ -200,10 +199,7 @@ fn switch_over(site: &Site) {
     for _ in 0..3 {
         pause();
         let before = site.who_serves();
-        site.ask_primary(Question::Switchover);
-        site.wait("the other one is primary", || {
-            site.primary() == Some(1 - before)
-        });
+        site.switch_to(1 - before);
         site.settle();
     }
     let errors = load.errors.load(Ordering::Relaxed);

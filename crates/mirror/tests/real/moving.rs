@@ -12,10 +12,7 @@ use crate::site::{self, Site, connect};
 fn switch_over(site: &Site) {
     site.settle();
     let before = site.who_serves();
-    site.ask_primary(Question::Switchover);
-    site.wait("the other one is primary", || {
-        site.primary() == Some(1 - before)
-    });
+    site.switch_to(1 - before);
 }
 
 /// The first value that a text returns; nothing in place of NULL.

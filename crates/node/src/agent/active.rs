@@ -30,6 +30,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use coordination::channel::{Notice, Request, ServerStarted, Trigger};
+use dax::forms::Forms;
 use dax::ids::{Epoch, NodeName};
 use dax::scrub;
 use dax::storage::Storage;
@@ -390,6 +391,24 @@ impl Active {
         }
         self.postgres.reload();
         Ok(json!({ "reloaded": true, "journal": self.view.journal_synced().0 }))
+    }
+
+    fn report(&self, context: &Context, told: &ActiveStatus) {
+        // Raised by this node, whose answer may have been lost, or before it became the active.
+        if let Some(forms) = *context.forms.borrow() {
+            self.storage.use_forms(forms.min(Forms::NEWEST));
+        }
+        let synced = *self.sealer.synced().borrow();
+        let layer = self.storage.settings().layer.as_ref();
+        let own = json!({
+            "parent": layer.map(|layer| &layer.parent),
+            "epoch": self.epoch,
+            "timeline": synced.timeline.0,
+            "synced_lsn": synced.end.to_string(),
+            "overlay_blocks_left": self.view.inherited_left(),
+            "log": self.log.told(),
+        });
+        context.board.report(told.describe(context, own));
     }
 
     /// Announces every sync to the standbys (trigger messages, CAC-DB 4.1), and every seal.

@@ -16,7 +16,7 @@ use parking_lot::Mutex;
 use serde_json::{Value, json};
 
 /// How long a zone may take to say which store it is.
-const IDENTIFY_WITHIN: Duration = Duration::from_secs(10);
+const IDENTIFY_WITHIN: Duration = Duration::from_secs(4);
 
 /// A volume that this node owns, and the way to it.
 pub(super) type Way = (ClusterConfig, Arc<dyn Storage>);
@@ -112,8 +112,8 @@ pub(super) async fn may_join(
     let said = match found.store == member.store {
         false => format!("another zone answers at {address}: ask again"),
         true if found.knows_volume && counts_elsewhere => format!(
-            "{address} holds something of the volume {volume} already, which may be old, and counts in other volumes of the database: let \
-             another zone join"
+            "{address} holds something of the volume {volume} already, which may be old, and counts in other volumes of the database: \
+             when all other zones are up, stop it, empty its directory, start it, and ask again"
         ),
         true if found.knows_volume => format!(
             "{address} holds something of the volume {volume} already, which may be old: stop it, empty its directory, \

@@ -216,6 +216,7 @@ async fn patch(shared: &Shared, body: &[u8]) -> Result<Done, Refusal> {
 fn refusal(error: OperateError) -> Refusal {
     let code = match &error {
         OperateError::Refused(_)
+        | OperateError::NotNow(_)
         | OperateError::NoSuchNode(_)
         | OperateError::Handover(HandoverError::NoCandidate(_) | HandoverError::NobodyServes) => {
             StatusCode::PRECONDITION_FAILED

@@ -11,9 +11,9 @@ use coordination::tier;
 use dax::ids::VolumeName;
 use dax::membership::Membership;
 use serde::Deserialize;
-use serde_json::Value;
+use serde_json::{Value, json};
 
-use super::{Wanted, find, is_done, is_under_way, members, refused};
+use super::{Wanted, find, is_done, is_under_way, members, not_now, refused};
 use crate::operate::{Operator, Result};
 
 /// A volume whose zones are exchanged.
@@ -67,12 +67,20 @@ impl Exchanged {
     }
 }
 
-/// The volumes in a status, each behind the one that it lies over; `name` is of the database's own, if the active does not say it.
-fn volumes_in(status: &Value, name: &VolumeName) -> Result<Vec<Exchanged>> {
+/// The volumes in a status, each behind the one that it lies over. An active that does not name the database's own volume has `name`, and
+/// as its zones those that it says, or else these.
+fn volumes_in(
+    status: &Value,
+    name: &VolumeName,
+    zones: Option<Membership>,
+) -> Result<Vec<Exchanged>> {
     let by_name = status["volume"].is_string();
     let mut status = status.clone();
     if !by_name {
         status["volume"] = name.as_str().into();
+        if status["members"].is_null() {
+            status["members"] = json!(zones);
+        }
     }
     let Ok(own) = serde_json::from_value::<Told>(status) else {
         return refused("the active says nothing of its volumes");
@@ -156,7 +164,7 @@ impl Operator {
         let is_known = |volume: &&VolumeName| all.iter().any(|one| one.name == **volume);
         match needed.iter().find(|volume| !is_known(volume)) {
             None => Ok(all),
-            Some(unknown) => refused(format!(
+            Some(unknown) => not_now(format!(
                 "the active does not look after the volume {unknown} at present, which the database needs: ask again, or upgrade the active"
             )),
         }
@@ -165,30 +173,27 @@ impl Operator {
     /// Those that the active says it owns.
     pub(super) async fn volumes(&self, config: &ClusterConfig) -> Result<Vec<Exchanged>> {
         let (_, status) = self.serving().await?;
-        volumes_in(&status, config.stored_in())
+        volumes_in(&status, config.stored_in(), self.storage.membership())
     }
 
     /// Volumes that the database needs, as their records say.
     async fn needed(&self, config: &ClusterConfig) -> Result<Vec<VolumeName>> {
         let mut needed = vec![config.stored_in().clone()];
-        let mut storages = vec![self.storage.clone()];
+        let own = Filling::load(self.storage.as_ref()).await?;
+        if own.as_ref().is_some_and(|filling| !filling.done) {
+            return refused(
+                "the image that the database lies over is still copied from its repository: wait for that, as \
+                 understudy status shows it",
+            );
+        }
+        needed.extend(own.map(|filling| filling.into));
         if config.moves() > 0 {
             for (way, storage) in tier::left(config, self.by()).await? {
                 needed.push(way.stored_in().clone());
-                storages.push(storage);
+                // Nobody copies an image for a volume that the database has left.
+                let filling = Filling::load(storage.as_ref()).await?;
+                needed.extend(filling.map(|filling| filling.into));
             }
-        }
-        for storage in storages {
-            let Some(filling) = Filling::load(storage.as_ref()).await? else {
-                continue;
-            };
-            if !filling.done {
-                return refused(
-                    "the image that the database lies over is still copied from its repository: wait for that, as \
-                     understudy status shows it",
-                );
-            }
-            needed.push(filling.into);
         }
         Ok(needed)
     }
@@ -196,8 +201,6 @@ impl Operator {
 
 #[cfg(test)]
 mod tests {
-    use serde_json::json;
-
     use super::super::tests::{replace, three};
     use super::*;
 
@@ -206,7 +209,7 @@ mod tests {
     }
 
     fn volumes(status: &Value) -> Vec<Exchanged> {
-        volumes_in(status, &VolumeName::new("named").unwrap()).unwrap()
+        volumes_in(status, &VolumeName::new("named").unwrap(), Some(three())).unwrap()
     }
 
     fn names(status: &Value) -> Vec<String> {
@@ -233,6 +236,8 @@ mod tests {
         let older = json!({ "members": members });
         assert_eq!(names(&older), ["named"]);
         assert!(!volumes(&older)[0].by_name && volumes(&back)[0].by_name);
+        let engine = json!({ "engine": "mariadb" });
+        assert_eq!(volumes(&engine)[0].members, members, "it tells of none");
     }
 
     // hazard: ZONE-47

@@ -187,7 +187,7 @@ pub(super) fn explain(error: OperateError) -> anyhow::Error {
         OperateError::Handover(error) => return failover::explain(error),
         OperateError::Channel(error) => return error.into(),
         OperateError::Record(error) => return error.into(),
-        OperateError::NoSuchNode(_) | OperateError::Refused(_) => (
+        OperateError::NoSuchNode(_) | OperateError::Refused(_) | OperateError::NotNow(_) => (
             Code::Refused,
             "See the roles of the nodes: understudy list.",
         ),

@@ -1,12 +1,13 @@
 //! `understudy zone`: shows the zones that keep the volume, and exchanges them.
 
 use std::collections::BTreeSet;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use anyhow::Context;
+use coordination::config::ClusterConfig;
 use dax::membership::Membership;
 use dax::storage::ReplicaStatus;
-use operations::operate::Operator;
+use operations::operate::{OperateError, Operator};
 use operations::zones::{Exchanged, Outcome, Progress, Wanted, check_together, describe, members};
 use serde_json::{Value, json};
 
@@ -17,6 +18,9 @@ use crate::exit::{Code, Failure};
 
 /// Fewer zones than this bear no loss.
 const SAFE_ZONES: usize = 3;
+/// A takeover is over sooner, and what the active owns besides is found.
+const ACTIVE_WITHIN: Duration = Duration::from_secs(20);
+const LOOK_EVERY: Duration = Duration::from_millis(500);
 
 /// Runs what was asked for.
 pub async fn run(command: cli::Zone) -> anyhow::Result<Code> {
@@ -160,7 +164,7 @@ async fn exchange(args: &Exchanging, wanted: Wanted, careful: bool) -> anyhow::R
     let mut told = ProgressPrinter::new(asking.json);
     let (done, members) = loop {
         // As they are now: somebody else may have ordered the same meanwhile.
-        let volumes = operator.exchanged(cluster).await.map_err(explain)?;
+        let volumes = exchanged(&operator, cluster).await?;
         let left = check_together(&volumes, &wanted).map_err(explain)?;
         if careful && left < SAFE_ZONES {
             let why = format!(
@@ -218,6 +222,19 @@ async fn exchange(args: &Exchanging, wanted: Wanted, careful: bool) -> anyhow::R
         }
     }
     Ok(Code::Ok)
+}
+
+/// The volumes, also through a takeover.
+async fn exchanged(operator: &Operator, cluster: &ClusterConfig) -> anyhow::Result<Vec<Exchanged>> {
+    let deadline = Instant::now() + ACTIVE_WITHIN;
+    loop {
+        match operator.exchanged(cluster).await {
+            Err(OperateError::NotNow(_)) if Instant::now() < deadline => {
+                tokio::time::sleep(LOOK_EVERY).await;
+            }
+            found => return found.map_err(explain),
+        }
+    }
 }
 
 /// Prints the progress when it has changed.

@@ -11,7 +11,7 @@ use super::super::driver::Order;
 use super::first_checkpoint::MUCH_BYTES;
 
 /// Time that the seal behind the checkpoint may take.
-const SEALED_WITHIN: Duration = Duration::from_secs(60);
+const SEALED_WITHIN: Duration = Duration::from_secs(5);
 
 /// Has it written, if it is worth it, and answers when its image is sealed.
 pub(super) fn order(postgres: StartOptions, view: Arc<ActiveView>, order: Order) {

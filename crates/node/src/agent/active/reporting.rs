@@ -3,15 +3,14 @@
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
-use dax::forms::Forms;
 use dax::scrub;
 use parking_lot::Mutex;
-use serde_json::json;
+use serde_json::{Value, json};
 
 use super::super::backpressure::Waits;
 use super::super::context::Context;
 use super::super::{beneath, claims, past, slots, throughput};
-use super::{Active, configuring};
+use super::configuring;
 
 /// Status of an active's background tasks.
 pub(super) struct ActiveStatus {
@@ -27,42 +26,36 @@ pub(super) struct ActiveStatus {
     pub configuring: configuring::ConfigStatus,
 }
 
-impl Active {
-    pub(super) fn report(&self, context: &Context, told: &ActiveStatus) {
-        // Raised by this node, whose answer may have been lost, or before it became the active.
-        if let Some(forms) = *context.forms.borrow() {
-            self.storage.use_forms(forms.min(Forms::NEWEST));
-        }
-        let synced = *self.sealer.synced().borrow();
+impl ActiveStatus {
+    /// Status of an active that says this of itself.
+    pub fn describe(&self, context: &Context, mut own: Value) -> Value {
         let standbys: Vec<_> = context
             .server
             .subscribers()
             .into_iter()
             .map(|s| json!({ "node": s.who.node, "progress": s.progress }))
             .collect();
-        context.board.report(json!({
+        let told = json!({
             "node": context.me.node,
             "volume": context.config.cluster.stored_in(),
-            "parent": self.storage.settings().layer.as_ref().map(|layer| &layer.parent),
-            "epoch": self.epoch,
-            "timeline": synced.timeline.0,
-            "synced_lsn": synced.end.to_string(),
-            "overlay_blocks_left": self.view.inherited_left(),
             "standbys": standbys,
             "proxies": context.server.proxies(),
-            "scrub": *told.scrub.lock(),
-            "retained": *told.retained.lock(),
-            "past": *told.past.lock(),
-            "filling": *told.filling.lock(),
-            "waits": *told.waits.lock(),
-            "throughput": *told.throughput.lock(),
-            "slots": *told.slots.lock(),
-            "log": self.log.told(),
+            "scrub": *self.scrub.lock(),
+            "retained": *self.retained.lock(),
+            "past": *self.past.lock(),
+            "filling": *self.filling.lock(),
+            "waits": *self.waits.lock(),
+            "throughput": *self.throughput.lock(),
+            "slots": *self.slots.lock(),
             "server": *context.facts.lock(),
             "control": context.control_report(),
             "forms": context.forms_report(),
-            "configured": told.configuring.version.load(Ordering::Relaxed),
-            "configuration_trouble": *told.configuring.trouble.lock(),
-        }));
+            "configured": self.configuring.version.load(Ordering::Relaxed),
+            "configuration_trouble": *self.configuring.trouble.lock(),
+        });
+        if let (Value::Object(own), Value::Object(told)) = (&mut own, told) {
+            own.extend(told);
+        }
+        own
     }
 }

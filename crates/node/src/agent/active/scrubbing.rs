@@ -5,6 +5,7 @@
 //! Invariant: the epoch of a volume that was left is owned only while the volume says that the database is elsewhere. Whoever puts the
 //! database there again fences this, and it looks again which volumes were left.
 
+use std::collections::BTreeSet;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -18,13 +19,13 @@ use tokio::task::JoinSet;
 use volume::active::ActiveView;
 
 use super::super::context::Context;
-use super::super::error::Result;
+use super::super::error;
 use super::super::filling::there;
 use super::super::others::Others;
 
 /// The wait after an error of the zones.
 const TRY_AGAIN: Duration = Duration::from_secs(5);
-/// The wait until a volume that could not be owned is tried again, with all others.
+/// The wait until a volume that could not be owned is tried again.
 const OWN_AGAIN: Duration = Duration::from_secs(60);
 
 /// Starts them; they run until the set is dropped. `told` hears of the active's own volume.
@@ -50,9 +51,10 @@ pub(super) fn start(context: &Context, view: &Arc<ActiveView>, told: &ScrubStatu
     scrubbers
 }
 
-/// Scrubs each volume that the database has left on its way to where it is, and the images of repositories that they lie over. Starts
-/// again when somebody else has owned one of them meanwhile.
+/// Scrubs each volume that the database has left on its way to where it is, and the images of repositories that they lie over. Looks
+/// again when somebody else has owned one of them meanwhile, or one could not be owned.
 async fn look_after_left(cluster: ClusterConfig, me: NodeName, pace: Pace, others: Others) {
+    let (mut scrubbers, mut owned) = (JoinSet::new(), BTreeSet::new());
     loop {
         let left = match all_left(&cluster, &me).await {
             Ok(left) => left,
@@ -62,30 +64,50 @@ async fn look_after_left(cluster: ClusterConfig, me: NodeName, pace: Pace, other
                 continue;
             }
         };
-        let mut scrubbers = JoinSet::new();
         let mut all_owned = true;
         for (cluster, storage) in left {
+            let volume = cluster.stored_in().clone();
+            if owned.contains(&volume) {
+                continue;
+            }
             if let Err(error) = storage.own_epoch(&me).await {
                 tracing::warn!(%error, "nobody looks after a volume that the database has left");
                 all_owned = false;
                 continue;
             }
+            owned.insert(volume.clone());
             let others = others.clone();
-            scrubbers.spawn(async move { others.look_after(cluster, storage, pace).await });
+            scrubbers.spawn(async move {
+                others.look_after(cluster, storage, pace).await;
+                volume
+            });
         }
-        match all_owned {
-            true if scrubbers.join_next().await.is_none() => return,
-            true => tokio::time::sleep(TRY_AGAIN).await,
-            // The others are looked after meanwhile.
-            false => tokio::time::sleep(OWN_AGAIN).await,
+        let ended = match all_owned {
+            true if scrubbers.is_empty() => return,
+            true => scrubbers.join_next().await,
+            false => tokio::time::timeout(OWN_AGAIN, ended(&mut scrubbers))
+                .await
+                .ok(),
+        };
+        if let Some(Ok(volume)) = ended {
+            owned.remove(&volume);
+            tokio::time::sleep(TRY_AGAIN).await;
         }
+    }
+}
+
+/// Waits for one of them to end; for ever if there is none.
+async fn ended<T: 'static>(tasks: &mut JoinSet<T>) -> Result<T, tokio::task::JoinError> {
+    match tasks.join_next().await {
+        Some(ended) => ended,
+        None => std::future::pending().await,
     }
 }
 
 async fn all_left(
     cluster: &ClusterConfig,
     me: &NodeName,
-) -> Result<Vec<(ClusterConfig, Arc<dyn Storage>)>> {
+) -> error::Result<Vec<(ClusterConfig, Arc<dyn Storage>)>> {
     let mut left = tier::left(cluster, me.as_str()).await?;
     for number in 0..left.len() {
         if let Some(filling) = Filling::load(left[number].1.as_ref()).await? {

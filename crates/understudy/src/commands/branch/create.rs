@@ -104,10 +104,6 @@ pub(super) async fn create(
     let postgres = registry.postgres()?;
     let names = registry.named().await?;
     let mut branch = begin(args, &postgres.cluster, &names, &after).await?;
-    if args.at == "now" && args.from.repository.is_none() && !args.no_checkpoint {
-        hurry(registry).await;
-    }
-    let checkpoint_ms = began.elapsed().as_millis() as u64;
     let volume = branch.volume.clone();
     let port = config::write(
         &args.config,
@@ -116,6 +112,11 @@ pub(super) async fn create(
         args.port,
         args.secret.secret_file.as_deref(),
     );
+    let asked = Instant::now();
+    if port.is_ok() && args.at == "now" && args.from.repository.is_none() && !args.no_checkpoint {
+        hurry(registry).await;
+    }
+    let checkpoint_ms = asked.elapsed().as_millis() as u64;
     let storages = (&registry.storage, &names);
     let making = Making {
         args,

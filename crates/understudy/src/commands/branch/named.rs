@@ -18,8 +18,8 @@ use super::config::key_of;
 use crate::commands::registry::{Registry, in_time};
 use crate::exit::{Code, Failure};
 
-/// What names of directories of branches begin with that are made in the place of another.
-const SCRATCH: &str = "branch-";
+/// Prefix of directories of branches that are made in the place of another.
+const SCRATCH: &str = ".making-of-a-branch-";
 
 /// The branch with this name.
 pub(super) async fn find(storage: &Arc<dyn Storage>, name: &str) -> anyhow::Result<Option<Branch>> {
@@ -125,10 +125,8 @@ impl Scratch {
     pub(super) fn create(registry: &Registry) -> anyhow::Result<Scratch> {
         let data = registry.postgres()?.paths.data();
         for left in std::fs::read_dir(data)?.flatten() {
-            let is_scratch = left.file_name().to_string_lossy().starts_with(SCRATCH);
-            if is_scratch
-                && locked(&left.path()).is_ok_and(|lock| lock.is_some())
-                && let Err(error) = std::fs::remove_dir_all(left.path())
+            if left.file_name().to_string_lossy().starts_with(SCRATCH)
+                && let Err(error) = remove_left(&left.path())
             {
                 tracing::warn!(%error, "cannot remove {}", left.path().display());
             }
@@ -154,6 +152,16 @@ impl Scratch {
     pub(super) fn remove(self) -> std::io::Result<()> {
         self.directory.close()
     }
+}
+
+/// Removes the directory of a command that was killed, with the mount that it may have left there.
+fn remove_left(directory: &Path) -> anyhow::Result<()> {
+    let Some(_lock) = locked(directory)? else {
+        return Ok(());
+    };
+    let node = directory.join("node");
+    mount::detach_stale(&node.join("pgdata"))?;
+    Ok(std::fs::remove_dir_all(directory)?)
 }
 
 /// The lock of a directory; `None` if somebody else has it.
