@@ -273,6 +273,8 @@ impl Source {
             // Announced by the one before: how far the newest goes nobody has said yet.
             false => begin,
         };
+        // The log of an image is durable to its end, even if no beat has announced its last record yet.
+        let end = end.max(self.seal().end);
         Ok(Some(Shown { end, history }))
     }
 
