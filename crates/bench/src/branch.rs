@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, ensure};
 use cluster::Cluster;
-use cluster::clients::schema::{self, Server};
+use cluster::clients::schema::Server;
 use cluster::clients::session::connect;
 use cluster::elsewhere::{Elsewhere, base_backup, open_directory, succeeded};
 use cluster::ports;
@@ -17,11 +17,10 @@ use cluster::process::Process;
 use serde::Serialize;
 use serde_json::Value;
 
+use crate::filled::Filled;
 use crate::pgbench::timed;
 use crate::statistics::Sample;
 
-/// Memory of the servers: clients shall not wait for the disk at rest.
-const BUFFERS: &str = "512MB";
 /// pgbench's clients.
 const CLIENTS: u16 = 8;
 /// Longest time that anything here takes.
@@ -90,23 +89,16 @@ struct Branch {
 /// Something does not start, or lacks a commit.
 pub async fn run(options: &Options, say: impl Fn(&str)) -> Result<Report> {
     say(&format!("filling tables of scale {}", options.scale));
-    let dir = options.dir.join("cluster");
-    std::fs::create_dir(&dir)?;
-    let mut settings = cluster::Options::new(&dir, &options.bin, &options.understudy);
-    let parameters = [("shared_buffers", BUFFERS), ("max_wal_size", "4GB")];
-    settings.parameters = parameters
-        .map(|(name, value)| (name.to_owned(), value.to_owned()))
-        .to_vec();
-    let mut cluster = Cluster::create(settings)?;
-    cluster.start().await?;
-    let active = cluster.wait_active(WITHIN).await?;
-    let server = cluster.server(&active)?;
-    schema::create(&options.bin, &server, options.scale).await?;
+    let programs = (options.bin.as_path(), options.understudy.as_path());
+    let Filled {
+        mut cluster,
+        active,
+        server,
+        database_bytes,
+    } = Filled::start(programs, &options.dir, options.scale, WITHIN).await?;
     let client = connect(&server.config()).await?;
     let make = "CREATE TABLE asked (number int); CHECKPOINT";
     client.batch_execute(make).await?;
-    let size = "SELECT pg_database_size(current_database())";
-    let bytes: i64 = client.query_one(size, &[]).await?.get(0);
 
     let pgbench = async || timed(&options.bin, &server, CLIENTS, options.seconds, &[]).await;
     let (mut alone, mut beside_branch, mut beside_copy) = (Vec::new(), Vec::new(), Vec::new());
@@ -139,7 +131,7 @@ pub async fn run(options: &Options, say: impl Fn(&str)) -> Result<Report> {
     cluster.shutdown();
     let each = |of: fn(&Branch) -> f64| Sample::of(branches.iter().map(of).collect());
     Ok(Report {
-        database_bytes: bytes.unsigned_abs(),
+        database_bytes,
         scale: options.scale,
         clients: CLIENTS,
         alone_tps: Sample::of(alone),
@@ -224,12 +216,8 @@ async fn copy(cluster: &Cluster, active: &str, options: &Options, number: i32) -
     let began = Instant::now();
     let home = open_directory(&options.dir, &format!("copy{number}"))?;
     let data = home.join("base");
-    let copied = (cluster, active, data.clone());
-    std::thread::scope(|scope| {
-        let copying = scope.spawn(|| base_backup(copied.0, copied.1, &copied.2));
-        tokio::task::block_in_place(|| copying.join())
-    })
-    .map_err(|_| anyhow::anyhow!("the copy was given up"))??;
+    // pgbench is a process of its own, and goes on meanwhile.
+    tokio::task::block_in_place(|| base_backup(cluster, active, &data))?;
     let server = Elsewhere::start(cluster, &data, WITHIN).await?;
     ensure!(
         answers(&server.server, number).await,

@@ -24,6 +24,7 @@ pub mod cli;
 pub mod commands;
 pub mod dax;
 pub mod failover;
+pub(crate) mod filled;
 pub(crate) mod lag;
 pub mod mariadb;
 pub mod mirror;

@@ -90,7 +90,7 @@ impl Operator {
         self.me.me.node.as_str()
     }
 
-    async fn members(&self) -> Result<Vec<Member>> {
+    pub(crate) async fn members(&self) -> Result<Vec<Member>> {
         Ok(Member::list(self.storage.as_ref()).await?)
     }
 
@@ -101,7 +101,7 @@ impl Operator {
     }
 
     /// What a node says of itself.
-    async fn status(&self, member: &Member) -> Result<Value> {
+    pub(crate) async fn status(&self, member: &Member) -> Result<Value> {
         let ask = channel::request(&member.channel, &self.me, Request::Status, ANSWER_WITHIN);
         Ok(ask.await?)
     }

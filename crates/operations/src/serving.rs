@@ -3,13 +3,11 @@
 use std::time::Duration;
 
 use coordination::channel::{self, Request};
-use coordination::records::{Member, MemberState, Record, Role};
+use coordination::records::{Member, MemberState, Role};
 use serde_json::Value;
 
 use crate::operate::{OperateError, Operator, Result};
 
-/// Time that an agent may take to say how it is.
-const ANSWER_WITHIN: Duration = Duration::from_secs(2);
 /// Time that the active may take until enough zones have recorded an order.
 const ORDER_WITHIN: Duration = Duration::from_secs(20);
 /// Time that the active may take for a checkpoint and its seal.
@@ -18,10 +16,8 @@ const CHECKPOINT_WITHIN: Duration = Duration::from_secs(300);
 impl Operator {
     /// The node that serves, and what it says of itself.
     pub(crate) async fn serving(&self) -> Result<(Member, Value)> {
-        for node in Member::list(self.storage.as_ref()).await? {
-            let Ok(status) =
-                channel::request(&node.channel, &self.me, Request::Status, ANSWER_WITHIN).await
-            else {
+        for node in self.members().await? {
+            let Ok(status) = self.status(&node).await else {
                 continue;
             };
             let role = serde_json::from_value(status["role"].clone());

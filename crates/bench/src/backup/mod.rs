@@ -18,7 +18,6 @@ use cluster::Cluster;
 use cluster::clients::clock::{Clock, Offset};
 use cluster::clients::history::History;
 use cluster::clients::load::{self, Load};
-use cluster::clients::schema;
 use cluster::clients::session::connect;
 use cluster::clients::verify;
 use cluster::elsewhere::Elsewhere;
@@ -32,9 +31,8 @@ use self::step::Before;
 pub use self::step::Step;
 pub use self::tools::Tool;
 use self::tools::{Repository, WITHIN, processors};
+use crate::filled::Filled;
 
-/// Memory of the servers: clients shall not wait for the disk at rest.
-const BUFFERS: &str = "512MB";
 const CLIENTS: u16 = 4;
 
 /// Options of the measurement.
@@ -155,24 +153,16 @@ struct Bench {
 impl Bench {
     async fn start(options: &Options, say: &impl Fn(&str)) -> Result<Bench> {
         say(&format!("filling tables of scale {}", options.scale));
-        let dir = options.dir.join("cluster");
-        std::fs::create_dir(&dir)?;
-        let mut settings = cluster::Options::new(&dir, &options.bin, &options.understudy);
-        let parameters = [("shared_buffers", BUFFERS), ("max_wal_size", "4GB")];
-        settings.parameters = parameters
-            .map(|(name, value)| (name.to_owned(), value.to_owned()))
-            .to_vec();
-        let mut cluster = Cluster::create(settings)?;
-        cluster.start().await?;
-        let active = cluster.wait_active(WITHIN).await?;
-        let server = cluster.server(&active)?;
-        schema::create(&options.bin, &server, options.scale).await?;
+        let programs = (options.bin.as_path(), options.understudy.as_path());
+        let Filled {
+            mut cluster,
+            active,
+            server,
+            database_bytes,
+        } = Filled::start(programs, &options.dir, options.scale, WITHIN).await?;
         let standby = cluster.names().find(|name| *name != active);
         let standby = standby.context("two nodes")?.to_owned();
         cluster.wait_follows(&standby, WITHIN).await?;
-        let client = connect(&server.config()).await?;
-        let size = "SELECT pg_database_size(current_database())";
-        let bytes: i64 = client.query_one(size, &[]).await?.get(0);
         let clock = Clock::start();
         let clients = load::Options {
             clients: CLIENTS,
@@ -185,7 +175,7 @@ impl Bench {
             cluster,
             active,
             clock,
-            database_bytes: bytes.unsigned_abs(),
+            database_bytes,
         })
     }
 

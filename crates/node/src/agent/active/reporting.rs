@@ -22,7 +22,7 @@ pub(super) struct ActiveStatus {
     pub waits: Arc<Mutex<Waits>>,
     pub throughput: throughput::ThroughputStatus,
     pub slots: slots::guard::SlotStatus,
-    /// What became of the parameters that operators want.
+    /// Outcome of the parameters that operators want.
     pub configuring: configuring::ConfigStatus,
 }
 
