@@ -1,6 +1,5 @@
 //! What is refused of a file whose syntax is right.
 
-use coordination::address::UNIX_PATH_MAX;
 use coordination::config::{ClusterConfig, ConfigError};
 
 use super::{Paths, Raw};
@@ -33,15 +32,6 @@ impl Raw {
                 "a path with commas, quotes or backslashes cannot be handed to PostgreSQL".into(),
             );
         }
-        let socket = Paths::new(&self.data).socket(65535);
-        let length = socket.as_os_str().len();
-        if length > UNIX_PATH_MAX {
-            return refuse(format!(
-                "too long by {} bytes for the Unix socket {}",
-                length - UNIX_PATH_MAX,
-                socket.display()
-            ));
-        }
-        Ok(())
+        Paths::new(&self.data).check_socket().or_else(refuse)
     }
 }

@@ -5,6 +5,7 @@ use std::io;
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 
+use coordination::address::UNIX_PATH_MAX;
 use nix::unistd::{Gid, Uid};
 use supervise::Lock;
 use supervise::directory::make;
@@ -75,6 +76,22 @@ impl Paths {
     /// PostgreSQL's Unix socket for `port`.
     pub fn socket(&self, port: u16) -> PathBuf {
         self.run().join(format!(".s.PGSQL.{port}"))
+    }
+
+    /// Checks that the path of a socket is one that the kernel takes.
+    ///
+    /// # Errors
+    /// A text that says by how much it is too long.
+    pub fn check_socket(&self) -> Result<(), String> {
+        let socket = self.socket(u16::MAX);
+        let length = socket.as_os_str().len();
+        match length.checked_sub(UNIX_PATH_MAX) {
+            None | Some(0) => Ok(()),
+            Some(over) => Err(format!(
+                "too long by {over} bytes for the Unix socket {}",
+                socket.display()
+            )),
+        }
     }
 
     /// Creates what is missing; `owner` is who PostgreSQL runs as, if that is somebody else.

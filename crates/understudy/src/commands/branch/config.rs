@@ -6,6 +6,7 @@ use std::path::{Path, PathBuf};
 use anyhow::Context;
 use dax::credentials::{Secret, write_new};
 use dax::ids::VolumeName;
+use node::config::Config;
 use toml::{Table, Value};
 
 use crate::exit::{Code, Failure};
@@ -19,6 +20,9 @@ pub(super) fn file(directory: &Path) -> PathBuf {
 }
 
 /// Makes the directory and writes the files into it. Returns PostgreSQL's port.
+///
+/// # Errors
+/// A node cannot run with these files: none of them is left.
 pub(super) fn write(
     parent: &Path,
     directory: &Path,
@@ -27,6 +31,27 @@ pub(super) fn write(
     secret: Option<&Path>,
 ) -> anyhow::Result<u16> {
     make(directory)?;
+    let written = write_into(parent, directory, volume, port, secret).and_then(|port| {
+        Config::load(&file(directory))
+            .map(|_| port)
+            .map_err(Into::into)
+    });
+    if written.is_err() {
+        for path in [file(directory), key_path(directory)] {
+            // The first error says more.
+            let _ = std::fs::remove_file(path);
+        }
+    }
+    written
+}
+
+fn write_into(
+    parent: &Path,
+    directory: &Path,
+    volume: &VolumeName,
+    port: Option<u16>,
+    secret: Option<&Path>,
+) -> anyhow::Result<u16> {
     let text = std::fs::read_to_string(parent)
         .with_context(|| format!("cannot read {}", parent.display()))?;
     let mut table: Table = text.parse()?;
@@ -41,6 +66,10 @@ pub(super) fn write(
     }
     std::fs::write(file(directory), toml::to_string(&table)?)?;
     Ok(port)
+}
+
+fn key_path(directory: &Path) -> PathBuf {
+    directory.join("volume.key")
 }
 
 /// The one of these volumes that the node whose files are in a directory serves.
@@ -82,7 +111,7 @@ pub(super) fn renew(
         _ => {}
     }
     if table.contains_key("key") {
-        let key = directory.join("volume.key");
+        let key = key_path(directory);
         let new = directory.join("volume.key.new");
         // Of one that was interrupted.
         let _ = std::fs::remove_file(&new);
@@ -157,7 +186,7 @@ fn key_file(
     if !table.contains_key("key") {
         return Ok(None);
     }
-    let path = directory.join("volume.key");
+    let path = key_path(directory);
     write_new(&path, &key_of(volume, secret)?.to_hex())?;
     Ok(Some(path))
 }
@@ -185,6 +214,22 @@ fn free_port() -> anyhow::Result<u16> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn files_that_no_node_can_run_with_are_not_left() {
+        let place = tempfile::tempdir().unwrap();
+        let parent = place.path().join("north.toml");
+        let text = "name = \"north\"\nvolume = \"main\"\nzones = [\"127.0.0.1:1\"]\ndata = \"/north\"\n[postgres]\nbin = \"/bin\"\n";
+        std::fs::write(&parent, text).unwrap();
+        let volume = VolumeName::new("main-test-1").unwrap();
+        let make = |directory: &Path| write(&parent, directory, &volume, None, None);
+        let above = place.path().as_os_str().len();
+        let long = place.path().join("d".repeat(90 - above));
+        let error = make(&long).unwrap_err().to_string();
+        assert!(error.contains("too long by"), "{error}");
+        assert_eq!(std::fs::read_dir(&long).unwrap().count(), 0);
+        make(&place.path().join("short")).unwrap();
+    }
 
     #[test]
     fn a_branchs_node_has_nothing_of_the_nodes_own() {

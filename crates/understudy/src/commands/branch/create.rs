@@ -104,16 +104,19 @@ pub(super) async fn create(
     let postgres = registry.postgres()?;
     let names = registry.named().await?;
     let mut branch = begin(args, &postgres.cluster, &names, &after).await?;
-    let volume = branch.volume.clone();
-    let port = config::write(
-        &args.config,
-        directory,
-        &volume,
-        args.port,
-        args.secret.secret_file.as_deref(),
-    );
+    let secret = args.secret.secret_file.as_deref();
+    let written = config::write(&args.config, directory, &branch.volume, args.port, secret);
+    let port = match written {
+        Ok(port) => port,
+        Err(error) => {
+            // Nothing of it is in the zones yet but its name.
+            let record = Branch::record_name(&branch.name);
+            names.remove_record(&record, Branch::AUTHORITY).await?;
+            return Err(error);
+        }
+    };
     let asked = Instant::now();
-    if port.is_ok() && args.at == "now" && args.from.repository.is_none() && !args.no_checkpoint {
+    if args.at == "now" && args.from.repository.is_none() && !args.no_checkpoint {
         hurry(registry).await;
     }
     let checkpoint_ms = asked.elapsed().as_millis() as u64;
@@ -124,16 +127,11 @@ pub(super) async fn create(
         directory,
         after,
     };
-    let made = match (port, &args.from.repository) {
-        (Ok(port), None) => make(&making, storages, &mut branch)
-            .await
-            .map(|made| (port, made)),
-        (Ok(port), Some(place)) => restored::make(&making, place, storages, &mut branch)
-            .await
-            .map(|made| (port, made)),
-        (Err(error), _) => Err(error),
+    let made = match &args.from.repository {
+        None => make(&making, storages, &mut branch).await,
+        Some(place) => restored::make(&making, place, storages, &mut branch).await,
     };
-    let (port, made) = made.with_context(|| {
+    let made = made.with_context(|| {
         format!(
             "the branch {name} is not complete: understudy branch drop {name} removes what was made",
             name = args.name

@@ -2,7 +2,7 @@
 
 use std::fs::{File, Permissions, TryLockError};
 use std::os::unix::fs::PermissionsExt;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use anyhow::Context;
@@ -13,13 +13,14 @@ use dax::credentials::VolumeKey;
 use dax::error::ErrorKind;
 use dax::ids::{NodeName, VolumeName};
 use dax::storage::Storage;
+use node::config::Paths;
 
 use super::config::key_of;
 use crate::commands::registry::{Registry, in_time};
 use crate::exit::{Code, Failure};
 
-/// Prefix of directories of branches that are made in the place of another.
-const SCRATCH: &str = ".making-of-a-branch-";
+/// Prefix of directories of branches that are made in the place of another. Short: a server's socket in it has a path of at most 107 bytes.
+const SCRATCH: &str = ".branch-";
 
 /// The branch with this name.
 pub(super) async fn find(storage: &Arc<dyn Storage>, name: &str) -> anyhow::Result<Option<Branch>> {
@@ -121,7 +122,8 @@ pub(super) struct Scratch {
 }
 
 impl Scratch {
-    /// Makes one in the node's directory, and removes those of commands that were killed.
+    /// Makes one in the node's directory, and removes those of commands that were killed. Where the path of that leaves no room for a
+    /// server's socket, it is made where temporary files are.
     pub(super) fn create(registry: &Registry) -> anyhow::Result<Scratch> {
         let data = registry.postgres()?.paths.data();
         for left in std::fs::read_dir(data)?.flatten() {
@@ -131,12 +133,13 @@ impl Scratch {
                 tracing::warn!(%error, "cannot remove {}", left.path().display());
             }
         }
+        let place = roomy(data);
         let directory = tempfile::Builder::new()
             .prefix(SCRATCH)
             // PostgreSQL's user passes through.
             .permissions(Permissions::from_mode(0o711))
-            .tempdir_in(data)
-            .with_context(|| format!("cannot make a directory in {}", data.display()))?;
+            .tempdir_in(&place)
+            .with_context(|| format!("cannot make a directory in {}", place.display()))?;
         let lock = locked(directory.path())?;
         let lock = lock.context("another command removes the new directory: try again")?;
         Ok(Scratch {
@@ -151,6 +154,15 @@ impl Scratch {
 
     pub(super) fn remove(self) -> std::io::Result<()> {
         self.directory.close()
+    }
+}
+
+/// Where there is room for the path of a server's socket: in this directory, or among temporary files.
+fn roomy(data: &Path) -> PathBuf {
+    let node = data.join(format!("{SCRATCH}123456/node"));
+    match Paths::new(node).check_socket() {
+        Ok(()) => data.to_owned(),
+        Err(_) => std::env::temp_dir(),
     }
 }
 
@@ -189,6 +201,22 @@ mod tests {
         assert!(lock.is_some() && locked(directory.path()).unwrap().is_none());
         drop(lock);
         assert!(locked(directory.path()).unwrap().is_some());
+    }
+
+    /// A node in a directory with a long name runs, so its branches are made too: there is no "too long for the Unix socket" in the
+    /// middle of a rewind.
+    #[test]
+    fn a_branch_is_made_where_its_server_can_have_a_socket() {
+        let longest = "/".to_owned() + &"d".repeat(87);
+        assert!(Paths::new(&longest).check_socket().is_ok());
+        assert_eq!(roomy(Path::new(&longest)), std::env::temp_dir());
+        let usual = Path::new("/var/lib/understudy/north");
+        assert_eq!(roomy(usual), usual);
+        assert!(
+            Paths::new(roomy(Path::new(&longest)).join(".branch-123456/node"))
+                .check_socket()
+                .is_ok()
+        );
     }
 
     #[tokio::test]
