@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use dax::error::{Error, ErrorKind, Result};
+use dax::error::{Error, ErrorKind, Result, describe};
 use rustls::pki_types::pem::PemObject;
 use rustls::pki_types::{CertificateDer, PrivateKeyDer};
 use rustls::{ClientConfig, RootCertStore};
@@ -174,18 +174,6 @@ pub fn unexpected(error: impl std::error::Error + Send + Sync + 'static) -> Erro
         "Cassandra answered something else",
         error,
     )
-}
-
-/// The error with what caused it, in a line.
-pub fn describe(error: &Error) -> String {
-    let mut text = error.to_string();
-    let mut source = std::error::Error::source(error);
-    while let Some(cause) = source {
-        text.push_str(": ");
-        text.push_str(&cause.to_string());
-        source = cause.source();
-    }
-    text
 }
 
 /// What a list whose first page does not come means.

@@ -47,6 +47,14 @@ impl Workspace {
         self.keep = true;
     }
 
+    /// Leaves it in place and says where, if something has to be looked at.
+    pub fn keep_unless(&mut self, passed: bool) {
+        if !passed {
+            self.keep();
+            eprintln!("  data and logs stay in {}", self.dir.display());
+        }
+    }
+
     /// True if it stays.
     pub fn is_kept(&self) -> bool {
         self.keep

@@ -6,6 +6,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
+use dax::error::describe;
 use dax::ids::{BlockKey, FileId, Generation, StoreId};
 use dax::sightings::{Position, Runs};
 use dax::wire::{BlockWrite, Request, StoredBlock};
@@ -148,7 +149,7 @@ impl Shared {
 
     /// The engine failed, or a thread died: nobody is answered any more, and the process should end.
     pub fn fail(&self, why: &(dyn std::error::Error + 'static)) {
-        let text = with_causes(why);
+        let text = describe(why);
         tracing::error!(
             dir = %self.dir.display(), error = %text,
             "the zone failed and stops; what was acknowledged is safe; check the disk, and restart the zone"
@@ -200,7 +201,7 @@ impl Shared {
         if said.is_none_or(|at| at.elapsed() >= UNREADABLE_EVERY) {
             *said = Some(Instant::now());
             tracing::warn!(
-                dir = %self.dir.display(), error = %with_causes(error),
+                dir = %self.dir.display(), error = %describe(error),
                 "the zone cannot read its files; its clients ask again; check this disk if this repeats"
             );
         }
@@ -209,7 +210,7 @@ impl Shared {
     /// Logs that nothing can be found out about what is stored.
     pub fn report_index(&self, error: &(dyn std::error::Error + 'static)) {
         tracing::error!(
-            dir = %self.dir.display(), error = %with_causes(error),
+            dir = %self.dir.display(), error = %describe(error),
             "the zone cannot list its blocks, so none of them are scrubbed or released; it answers what it can read"
         );
     }
@@ -225,17 +226,6 @@ impl Shared {
         let range = (BlockKey::new(file, from), BlockKey::new(file, to));
         self.engine.slots(Slot::range(volume, range))
     }
-}
-
-/// An error and what caused it.
-fn with_causes(error: &(dyn std::error::Error + 'static)) -> String {
-    let mut text = error.to_string();
-    let mut source = error.source();
-    while let Some(cause) = source {
-        text = format!("{text}: {cause}");
-        source = cause.source();
-    }
-    text
 }
 
 /// Of a thread without which a zone only looks alive: if it dies, the zone fails.

@@ -6,14 +6,13 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 
-use dax::error::{Error, ErrorKind, Result};
+use dax::error::{Error, ErrorKind, Result, describe};
 use dax::ids::{Epoch, NodeName};
 use dax::storage::EpochGrant;
 
 use super::Inner;
 use super::environment::Look;
 use crate::config::Fencing;
-use crate::connect::describe;
 use crate::lease::{Answer, Change, Claim, Lease, Next, Renewal, Row, Sighting, Terms, Time};
 
 /// How often an owner without a lease looks whether its epoch still stands.

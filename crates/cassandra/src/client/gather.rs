@@ -8,14 +8,13 @@
 use std::collections::HashMap;
 use std::sync::Arc;
 
-use dax::error::{Error, ErrorKind, Result};
+use dax::error::{Error, ErrorKind, Result, describe};
 use dax::ids::BlockKey;
 use parking_lot::Mutex;
 use tokio::sync::oneshot;
 
 use super::Inner;
 use super::reads::decode;
-use crate::connect::describe;
 use crate::row::{Chunk, Stored};
 
 /// The most blocks that are asked for at once.

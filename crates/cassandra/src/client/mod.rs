@@ -9,7 +9,7 @@ pub(crate) mod environment;
 mod epochs;
 mod gate;
 mod gather;
-mod reads;
+pub(crate) mod reads;
 mod reclaim;
 mod records;
 mod status;
@@ -23,7 +23,7 @@ use std::time::Duration;
 
 use async_trait::async_trait;
 use bytes::Bytes;
-use dax::error::{Error, ErrorKind, Result};
+use dax::error::{Error, ErrorKind, Result, describe};
 use dax::ids::{BlockIndex, BlockKey, Epoch, FileId, Generation, NodeName, ReplicaId, Version};
 use dax::layer::Layer;
 use dax::storage::{
@@ -36,7 +36,6 @@ use parking_lot::Mutex;
 use tokio::sync::{Notify, oneshot, watch};
 
 use crate::config::{Config, Fencing};
-use crate::connect::describe;
 use crate::driver::Driver;
 use crate::lease::Sighting;
 use crate::row::{self, Chunk};

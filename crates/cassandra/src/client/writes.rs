@@ -71,10 +71,7 @@ impl Inner {
                 Err(error) => {
                     self.note(Some(&error));
                     if error.kind() == ErrorKind::Invalid {
-                        tracing::error!(
-                            why = crate::connect::describe(&error),
-                            "a write is refused"
-                        );
+                        tracing::error!(why = dax::error::describe(&error), "a write is refused");
                     }
                 }
             }

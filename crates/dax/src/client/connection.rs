@@ -14,7 +14,7 @@ use super::driver::{Dial, Driver};
 use super::greeting::Greeting;
 use super::outbox::{Line, transmit};
 use super::stream::{Reader, Stream};
-use crate::error::Error;
+use crate::error::describe;
 use crate::ids::ReplicaId;
 use crate::wire::{MAX_FRAME_BYTES, Response};
 
@@ -101,17 +101,6 @@ fn report(driver: &Driver, replica: ReplicaId, address: &str, why: String, repor
         tracing::warn!(%replica, address, why, "replica cannot be used");
     }
     driver.replica_trouble(replica, why);
-}
-
-/// An error with its causes.
-pub(super) fn describe(error: &Error) -> String {
-    let mut text = error.to_string();
-    let mut source = std::error::Error::source(error);
-    while let Some(cause) = source {
-        text = format!("{text}: {cause}");
-        source = cause.source();
-    }
-    text
 }
 
 /// Runs a connection until it ends; says why.

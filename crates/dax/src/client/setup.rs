@@ -16,10 +16,10 @@ use std::collections::BTreeMap;
 use tokio::task::JoinSet;
 
 use super::ClientConfig;
-use super::connection::{Backoff, describe};
+use super::connection::Backoff;
 use super::core::Arrival;
 use super::greeting::{Greeting, Introduction};
-use crate::error::{Error, ErrorKind, Result};
+use crate::error::{Error, ErrorKind, Result, describe};
 use crate::ids::{ReplicaId, StoreId, VolumeName};
 use crate::membership::{Member, Membership, same_store};
 use crate::storage::VolumeSettings;

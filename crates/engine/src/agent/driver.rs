@@ -4,6 +4,7 @@
 use std::time::Duration;
 
 use coordination::records::{MemberState, Role};
+use dax::error::describe;
 use parking_lot::Mutex;
 use tokio::sync::watch;
 use tokio::time::Instant;
@@ -130,18 +131,8 @@ pub(super) fn failure(error: &EngineError) -> Failure {
 }
 
 fn chain(error: &EngineError) -> String {
-    let hint = error.hint();
-    let error: &dyn std::error::Error = error;
-    let mut text = error.to_string();
-    let mut source = error.source();
-    while let Some(cause) = source {
-        let cause_text = cause.to_string();
-        if !text.contains(&cause_text) {
-            text = format!("{text}: {cause_text}");
-        }
-        source = cause.source();
-    }
-    match hint {
+    let text = describe(error);
+    match error.hint() {
         Some(hint) => format!("{text} (hint: {hint})"),
         None => text,
     }

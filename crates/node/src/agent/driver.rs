@@ -6,6 +6,7 @@ use std::time::Duration;
 use coordination::channel::Request;
 use coordination::records::unix_ms;
 use coordination::records::{MemberState, Role};
+use dax::error::describe;
 use parking_lot::Mutex;
 use pgserver::{ExitReport, PostgresError};
 use serde_json::{Value, json};
@@ -223,18 +224,8 @@ pub(crate) fn failure(error: &AgentError) -> Failure {
 }
 
 fn chain(error: &AgentError) -> String {
-    let hint = error.hint();
-    let error: &dyn std::error::Error = error;
-    let mut text = error.to_string();
-    let mut source = error.source();
-    while let Some(cause) = source {
-        let cause_text = cause.to_string();
-        if !text.contains(&cause_text) {
-            text = format!("{text}: {cause_text}");
-        }
-        source = cause.source();
-    }
-    match hint {
+    let text = describe(error);
+    match error.hint() {
         Some(hint) => format!("{text} (hint: {hint})"),
         None => text,
     }

@@ -60,12 +60,13 @@ pub async fn run(args: cli::Demo) -> anyhow::Result<Code> {
         keep: args.keep,
         picture: Some(picture),
     };
-    let report = tokio::select! {
-        report = Box::pin(demo::run(&options)) => report?,
-        // What was started is cleaned up as the demo is dropped.
-        () = super::process::interrupted() => return Ok(Code::Interrupted),
-    };
-    conclude(args.json, &report, report.passed, timeline::render)
+    perform(
+        args.json,
+        demo::run(&options),
+        |report| report.passed,
+        timeline::render,
+    )
+    .await
 }
 
 /// Looks for the programs of what is built in.
@@ -99,11 +100,13 @@ async fn run_machine(args: cli::Demo, seed: u64) -> anyhow::Result<Code> {
         data: args.data,
         keep: args.keep,
     };
-    let report = tokio::select! {
-        report = Box::pin(machine::run(&options)) => report?,
-        () = super::process::interrupted() => return Ok(Code::Interrupted),
-    };
-    conclude(args.json, &report, report.passed, machine::render)
+    perform(
+        args.json,
+        machine::run(&options),
+        |report| report.passed,
+        machine::render,
+    )
+    .await
 }
 
 /// The demo with MariaDB.
@@ -120,11 +123,13 @@ async fn host(args: cli::Demo, seed: u64) -> anyhow::Result<Code> {
         data: args.data,
         keep: args.keep,
     };
-    let report = tokio::select! {
-        report = Box::pin(hosted::run(&options)) => report?,
-        () = super::process::interrupted() => return Ok(Code::Interrupted),
-    };
-    conclude(args.json, &report, report.passed, hosted::render)
+    perform(
+        args.json,
+        hosted::run(&options),
+        |report| report.passed,
+        hosted::render,
+    )
+    .await
 }
 
 /// The demo through a proxy, with many kills and planned work.
@@ -140,11 +145,13 @@ async fn repeat(args: cli::Demo, seed: u64) -> anyhow::Result<Code> {
         data: args.data,
         keep: args.keep,
     };
-    let report = tokio::select! {
-        report = Box::pin(rounds::run(&options)) => report?,
-        () = super::process::interrupted() => return Ok(Code::Interrupted),
-    };
-    conclude(args.json, &report, report.passed, rounds::render)
+    perform(
+        args.json,
+        rounds::run(&options),
+        |report| report.passed,
+        rounds::render,
+    )
+    .await
 }
 
 /// The demo of branches, restores and rewinds.
@@ -159,11 +166,13 @@ async fn of_the_past(args: cli::Demo, seed: u64) -> anyhow::Result<Code> {
         data: args.data,
         keep: args.keep,
     };
-    let report = tokio::select! {
-        report = Box::pin(past::run(&options)) => report?,
-        () = super::process::interrupted() => return Ok(Code::Interrupted),
-    };
-    conclude(args.json, &report, report.passed, regained::render)
+    perform(
+        args.json,
+        past::run(&options),
+        |report| report.passed,
+        regained::render,
+    )
+    .await
 }
 
 /// The demo of the mirror.
@@ -178,25 +187,36 @@ async fn mirror(args: cli::Demo, seed: u64) -> anyhow::Result<Code> {
         data: args.data,
         keep: args.keep,
     };
-    let report = tokio::select! {
-        report = Box::pin(mirrored::run(&options)) => report?,
-        () = super::process::interrupted() => return Ok(Code::Interrupted),
-    };
-    conclude(args.json, &report, report.passed, mirrored::render)
+    perform(
+        args.json,
+        mirrored::run(&options),
+        |report| report.passed,
+        mirrored::render,
+    )
+    .await
 }
 
-/// Prints the story, or the report as JSON.
-fn conclude<R: serde::Serialize>(
+/// Runs a demo until it ends or is interrupted, and prints its story, or its report as JSON.
+async fn perform<R: serde::Serialize>(
     json: bool,
-    report: &R,
-    passed: bool,
+    demo: impl Future<Output = anyhow::Result<R>>,
+    passed: impl Fn(&R) -> bool,
     render: impl Fn(&R) -> String,
 ) -> anyhow::Result<Code> {
+    let report = tokio::select! {
+        report = Box::pin(demo) => report?,
+        // What was started is cleaned up as the demo is dropped.
+        () = super::process::interrupted() => return Ok(Code::Interrupted),
+    };
     match json {
-        true => println!("{}", serde_json::to_string(report)?),
-        false => print!("{}", render(report)),
+        true => println!("{}", serde_json::to_string(&report)?),
+        false => print!("{}", render(&report)),
     }
-    Ok(if passed { Code::Ok } else { Code::Failed })
+    Ok(if passed(&report) {
+        Code::Ok
+    } else {
+        Code::Failed
+    })
 }
 
 fn default_picture(seed: u64) -> PathBuf {

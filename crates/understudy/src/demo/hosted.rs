@@ -96,10 +96,7 @@ const LARGE_FIRST: i32 = 10_000;
 pub async fn run(options: &Options) -> anyhow::Result<Report> {
     let mut workspace = Workspace::create(options.data.as_deref(), options.keep)?;
     let result = on_stage(options, workspace.path()).await;
-    if !matches!(&result, Ok(report) if report.passed) {
-        workspace.keep();
-        eprintln!("  data and logs stay in {}", workspace.path().display());
-    }
+    workspace.keep_unless(matches!(&result, Ok(report) if report.passed));
     result
 }
 

@@ -126,10 +126,7 @@ pub async fn run(options: &Options) -> anyhow::Result<Report> {
     let bin = programs::find(options.bin.as_deref())?;
     let mut workspace = Workspace::create(options.data.as_deref(), options.keep)?;
     let result = on_stage(options, &bin, workspace.path()).await;
-    if !matches!(&result, Ok(report) if report.passed) {
-        workspace.keep();
-        eprintln!("  data and logs stay in {}", workspace.path().display());
-    }
+    workspace.keep_unless(matches!(&result, Ok(report) if report.passed));
     result
 }
 

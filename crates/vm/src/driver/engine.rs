@@ -17,6 +17,8 @@ use std::sync::atomic::Ordering;
 use std::sync::mpsc as threads;
 use std::time::{Duration, Instant};
 
+use dax::error::describe;
+
 use super::hub::{Hub, Order};
 use crate::core::{Number, Session};
 use crate::disk::{self, Disk};
@@ -142,12 +144,7 @@ impl Engine {
     }
 
     fn fail(&mut self, error: &EngineError) {
-        let mut text = error.to_string();
-        let mut source = std::error::Error::source(error);
-        while let Some(cause) = source {
-            text = format!("{text}: {cause}");
-            source = cause.source();
-        }
+        let mut text = describe(error);
         if let EngineError::Host(error) = error
             && let Some(hint) = error.hint()
         {
