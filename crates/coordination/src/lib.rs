@@ -46,5 +46,6 @@ pub mod detector;
 mod golden_test;
 pub mod liveness;
 pub mod records;
+pub mod room;
 pub mod service;
 pub mod tier;

@@ -33,6 +33,9 @@ pub struct ReplicaStatus {
     /// Which forms of what is stored its release knows, if it was met ([`Forms`]).
     #[serde(default)]
     pub reads: Option<Forms>,
+    /// It refuses blocks, because there is no room for them.
+    #[serde(default)]
+    pub full: bool,
     /// Why the replica is down or refuses writes, if it does.
     pub trouble: Option<String>,
 }

@@ -9,6 +9,7 @@ use std::sync::Arc;
 use std::time::SystemTime;
 
 use coordination::records::{Cluster, EngineFacts, Record, raise_forms, unix_ms};
+use coordination::room::unless_full;
 use coordination::tier;
 use dax::forms::Forms;
 use dax::ids::VolumeName;
@@ -76,27 +77,8 @@ pub async fn run(config: &Config, options: InitOptions) -> Result<Created> {
     let storage = tier::connect(&config.cluster, config.cluster.name.as_str()).await?;
     let recipe = config.recipe(storage.settings().block_size_bytes, &owner)?;
     refuse_occupied(config, storage.as_ref()).await?;
-    storage.own_epoch(&config.cluster.name).await?;
-    let root = ownership(run_as.as_ref());
-    match format(&storage, root, SystemTime::now().into()).await {
-        // An earlier init did not finish.
-        Ok(_) | Err(volume::error::Error::Exists) => {}
-        Err(e) => return Err(e.into()),
-    }
-    let layout = HostedLayout::new(recipe.private.clone());
-    let private = config.paths.private();
-    let view = open_view(
-        Arc::clone(&storage),
-        layout,
-        &private,
-        root,
-        Options::default(),
-    )
-    .await?;
-    populate(config, &recipe, &options, run_as, &view).await?;
-    view.sync_all().await?;
-    seal(&view).await?;
-    let bytes = view.namespace().inodes().map(|(_, inode)| inode.size).sum();
+    let filling = fill(config, &recipe, &options, run_as, &storage);
+    let bytes = unless_full(&storage, Box::pin(filling)).await?;
     let facts = EngineFacts {
         engine: recipe.name.clone(),
         page_bytes: recipe.page_bytes,
@@ -115,6 +97,37 @@ pub async fn run(config: &Config, options: InitOptions) -> Result<Created> {
         owner,
         password: options.password.is_some(),
     })
+}
+
+/// Makes the database in the volume, and seals it. Returns the bytes of its files.
+async fn fill(
+    config: &Config,
+    recipe: &Recipe,
+    options: &InitOptions,
+    run_as: Option<RunAs>,
+    storage: &Arc<dyn Storage>,
+) -> Result<u64> {
+    storage.own_epoch(&config.cluster.name).await?;
+    let root = ownership(run_as.as_ref());
+    match format(storage, root, SystemTime::now().into()).await {
+        // An earlier init did not finish.
+        Ok(_) | Err(volume::error::Error::Exists) => {}
+        Err(e) => return Err(e.into()),
+    }
+    let layout = HostedLayout::new(recipe.private.clone());
+    let private = config.paths.private();
+    let view = open_view(
+        Arc::clone(storage),
+        layout,
+        &private,
+        root,
+        Options::default(),
+    )
+    .await?;
+    populate(config, recipe, options, run_as, &view).await?;
+    view.sync_all().await?;
+    seal(&view).await?;
+    Ok(view.namespace().inodes().map(|(_, inode)| inode.size).sum())
 }
 
 /// The largest block that is chosen by itself.

@@ -16,6 +16,7 @@ use coordination::records::{
     ActiveState, Cause, Cluster, Decider, EngineFacts, Heartbeat, HistoryEntry, Lsns, Record,
     append_history, raise_forms, unix_ms,
 };
+use coordination::room::unless_full;
 use coordination::tier::create_volume;
 use dax::forms::Forms;
 use dax::storage::{Storage, VolumeSettings};
@@ -107,7 +108,8 @@ pub async fn run(config: &Config, options: InitOptions) -> Result<Created> {
             config.cluster.volume, hosted.engine
         )));
     }
-    fill(config, &host, &options, storage).await
+    let filling = fill(config, &host, &options, Arc::clone(&storage));
+    unless_full(&storage, Box::pin(filling)).await
 }
 
 async fn fill(

@@ -63,6 +63,7 @@ impl Inner {
                     rebuilding: false,
                     // It keeps bytes, and reads none of them.
                     reads: Some(dax::forms::Forms::NEWEST),
+                    full: false,
                     trouble: trouble.clone().filter(|_| !line.up),
                 });
             }

@@ -448,6 +448,7 @@ impl Storage for MemoryStorage {
             scrub_wanted: false,
             rebuilding: false,
             reads: Some(crate::forms::Forms::NEWEST),
+            full,
             trouble: full.then(|| "no room".to_owned()),
         };
         (0..settings.replicas).map(replica).collect()

@@ -13,10 +13,11 @@
 use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
 use std::process::Stdio;
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use dax::ids::FileId;
-use dax::storage::VolumeSettings;
+use dax::storage::{Storage, VolumeSettings};
 use pgserver::{Postgres, StartOptions, StopMode};
 use volume::layered::format_over;
 use volume::lsn::Lsn;
@@ -32,6 +33,7 @@ use crate::agent::error::{AgentError, Result};
 use crate::agent::prepare;
 use crate::config::Config;
 use coordination::records::{Filling, Record};
+use coordination::room::unless_full;
 use coordination::tier::{self, create_volume};
 
 /// The file that a server takes its settings from, besides its configuration.
@@ -93,17 +95,28 @@ pub async fn over(config: &Config, layered: &Layered) -> Result<(Created, Took)>
         filling.store(storage.as_ref()).await?;
     }
     let storage = connect(config).await?;
+    let filling = fill(config, &host, layered, &storage, began);
+    unless_full(&storage, Box::pin(filling)).await
+}
+
+async fn fill(
+    config: &Config,
+    host: &Host,
+    layered: &Layered,
+    storage: &Arc<dyn Storage>,
+    began: Instant,
+) -> Result<(Created, Took)> {
     storage.own_epoch(&config.cluster.name).await?;
-    format_over(&storage, &layered.base, &layered.files).await?;
+    format_over(storage, &layered.base, &layered.files).await?;
     let segment_size = read_control(&layered.rest)?.segment_size;
-    let view = open(config, &host, &storage, segment_size).await?;
+    let view = open(config, host, storage, segment_size).await?;
     let mount = mounted(config, &view)?;
     let data = mount.path().to_owned();
-    copy_in(&host, &layered.rest, &data).await?;
+    copy_in(host, &layered.rest, &data).await?;
     let copy_ms = elapsed_ms(began);
 
     let began = Instant::now();
-    let server = start(config, &host, &data).await?;
+    let server = start(config, host, &data).await?;
     let session = server.wait_ready(layered.within).await?;
     session.wait_promoted(layered.within).await?;
     let reached = session.replayed().await?.unwrap_or_default();
@@ -112,7 +125,7 @@ pub async fn over(config: &Config, layered: &Layered) -> Result<(Created, Took)>
 
     let began = Instant::now();
     let masked = match reached >= layered.reach {
-        true => mask(config, &host, &layered.masks).await,
+        true => mask(config, host, &layered.masks).await,
         false => Err(AgentError::Refused(format!(
             "recovery ended at {reached}, before {}",
             layered.reach
@@ -127,7 +140,7 @@ pub async fn over(config: &Config, layered: &Layered) -> Result<(Created, Took)>
     view.sync_all().await?;
     mount.unmount()?;
     let imported = SuperuserPassword::Imported;
-    let created = conclude(config, &host, &storage, &view, imported).await?;
+    let created = conclude(config, host, storage, &view, imported).await?;
     let took = Took {
         copy_ms,
         end: reached,

@@ -19,6 +19,7 @@ impl Links {
             scrub_wanted: link.missed_unknown > 0,
             rebuilding: link.rebuilding,
             reads: link.reads,
+            full: link.full_since.is_some(),
             trouble: link.trouble.clone(),
         };
         let there = self.each().filter(|(_, link)| !link.gone);

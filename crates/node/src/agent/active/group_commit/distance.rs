@@ -78,6 +78,7 @@ mod tests {
             scrub_wanted: false,
             rebuilding: false,
             reads: None,
+            full: false,
             trouble: None,
         }
     }
