@@ -1,10 +1,13 @@
 //! Disks of their own for zones, which can be emptied, and which have as much room as one says: file systems in
 //! memory, whose size can be changed while they are used. Nothing fills a real disk. One that can lose power is a file system
-//! of its own (ext4) on a loop device over such memory: what was not synced is gone then.
+//! of its own (ext4) on a loop device over such memory: what was not synced is gone then, and places of its files can be unreadable.
 //!
 //! Invariant: a [`Disk`] that is dropped is not mounted any more.
 
+mod sectors;
+
 use std::fs::File;
+use std::io::ErrorKind;
 use std::os::fd::AsRawFd;
 use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
@@ -12,13 +15,18 @@ use std::process::Command;
 use std::time::{Duration, Instant};
 
 use anyhow::Context;
+use nix::fcntl::{PosixFadviseAdvice, posix_fadvise};
 use nix::mount::{MntFlags, MsFlags, mount, umount2};
 use nix::sys::statvfs::statvfs;
+
+use self::sectors::Sectors;
 
 /// Memory for the file system that holds an image, besides the image itself.
 const IMAGE_SPARE: u64 = 64 << 20;
 /// A process that was killed may hold files a little longer.
 const UNMOUNT_WITHIN: Duration = Duration::from_secs(10);
+/// Bytes of a block of a disk that can lose power.
+const BLOCK_BYTES: u64 = 4096;
 /// `EXT4_GOING_FLAGS_NOLOGFLUSH`: neither data nor the file system's own log is written any more.
 const NOTHING_WRITTEN: u32 = 2;
 
@@ -28,6 +36,14 @@ nix::ioctl_write_ptr_bad!(
     shut_down,
     nix::request_code_read!(b'X', 125, size_of::<u32>()),
     u32
+);
+
+// FIBMAP, whose number says nothing.
+nix::ioctl_readwrite_bad!(
+    /// Block of the disk that a block of a file is in; none is 0.
+    block_of,
+    1,
+    nix::libc::c_int
 );
 
 /// Runs a command that must work.
@@ -45,7 +61,7 @@ fn run(command: &mut Command) -> anyhow::Result<()> {
 pub struct Disk {
     path: PathBuf,
     /// The image on a disk below, if it is one that can lose power.
-    image: Option<(PathBuf, Box<Disk>)>,
+    image: Option<(Sectors, Box<Disk>)>,
 }
 
 impl Disk {
@@ -67,21 +83,22 @@ impl Disk {
         })
     }
 
-    /// Mounts a disk that can [lose power](Disk::lose_power).
+    /// Mounts a disk that can [lose power](Disk::lose_power), and be [unreadable](Disk::fail_reads) in places.
     ///
     /// # Errors
-    /// As of [`mount`](Disk::mount); also if there are no loop devices.
+    /// As of [`mount`](Disk::mount); also if there are no loop devices, or no FUSE.
     pub fn mount_losing(path: &Path, bytes: u64) -> anyhow::Result<Disk> {
         let below = Disk::mount(&path.with_extension("below"), bytes + IMAGE_SPARE)?;
         let image = below.path.join("image");
         File::create(&image)?.set_len(bytes)?;
         run(Command::new("mkfs.ext4")
-            .args(["-q", "-F", "-m", "0"])
+            .args(["-q", "-F", "-m", "0", "-b", &BLOCK_BYTES.to_string()])
             .arg(&image))?;
+        let sectors = Sectors::mount(&image, &path.with_extension("sectors"))?;
         std::fs::create_dir_all(path)?;
         let disk = Disk {
             path: path.to_owned(),
-            image: Some((image, Box::new(below))),
+            image: Some((sectors, Box::new(below))),
         };
         disk.mount_image()?;
         Ok(disk)
@@ -91,7 +108,7 @@ impl Disk {
         let (image, _) = self.image.as_ref().context("a disk in memory")?;
         run(Command::new("mount")
             .args(["-o", "loop"])
-            .arg(image)
+            .arg(image.path())
             .arg(&self.path))
     }
 
@@ -158,11 +175,14 @@ impl Disk {
         Ok(())
     }
 
-    /// Removes everything. Nobody may use it.
+    /// Removes everything, as if it was a new one. Nobody may use it.
     ///
     /// # Errors
     /// Something cannot be removed.
     pub fn wipe(&self) -> anyhow::Result<()> {
+        if let Some((image, _)) = &self.image {
+            image.mend();
+        }
         for entry in std::fs::read_dir(&self.path)? {
             let path = entry?.path();
             match path.is_dir() {
@@ -179,6 +199,49 @@ impl Disk {
     /// # Errors
     /// The file cannot be changed.
     pub fn rot(&self, place: u32, count: u64) -> anyhow::Result<Option<(PathBuf, u64)>> {
+        let Some((path, at, left)) = self.place(place)? else {
+            return Ok(None);
+        };
+        flip(&path, at, count.min(left))?;
+        Ok(Some((path, at)))
+    }
+
+    /// Has a block of one of its files be unreadable until it is written again; `place` says where. Returns which file, and from where
+    /// on; `None` if nothing is there.
+    ///
+    /// # Errors
+    /// It is a disk that cannot.
+    pub fn fail_reads(&self, place: u32) -> anyhow::Result<Option<(PathBuf, u64)>> {
+        let (image, _) = self.image.as_ref().context("a disk in memory")?;
+        let Some((path, at, _)) = self.place(place)? else {
+            return Ok(None);
+        };
+        let file = match File::open(&path) {
+            Err(error) if error.kind() == ErrorKind::NotFound => return Ok(None),
+            file => file?,
+        };
+        file.sync_all()?;
+        let at = at / BLOCK_BYTES * BLOCK_BYTES;
+        let mut block = i32::try_from(at / BLOCK_BYTES)?;
+        // SAFETY: the file is open, and the kernel reads and writes a number there.
+        unsafe { block_of(file.as_raw_fd(), &mut block) }.context("no place of a file is told")?;
+        if block == 0 {
+            return Ok(None);
+        }
+        let first = u64::try_from(block)? * BLOCK_BYTES;
+        image.fail(first..first + BLOCK_BYTES);
+        // What the kernel remembers of the file would be readable: it forgets whole folios only, which may be large.
+        posix_fadvise(&file, 0, 0, PosixFadviseAdvice::POSIX_FADV_DONTNEED)?;
+        Ok(Some((path, at)))
+    }
+
+    /// Blocks that are unreadable still.
+    pub fn unreadable(&self) -> usize {
+        self.image.as_ref().map_or(0, |(image, _)| image.failing())
+    }
+
+    /// A byte of one of the files, and how many there are from there to the end of the file.
+    fn place(&self, place: u32) -> anyhow::Result<Option<(PathBuf, u64, u64)>> {
         let mut files = Vec::new();
         collect(&self.path, &mut files)?;
         files.sort();
@@ -190,8 +253,7 @@ impl Disk {
         let mut at = u64::try_from((u128::from(bytes) * u128::from(place)) >> 32).unwrap_or(0);
         for (path, length) in files {
             if at < length {
-                flip(&path, at, count.min(length - at))?;
-                return Ok(Some((path, at)));
+                return Ok(Some((path, at, length - at)));
             }
             at -= length;
         }
@@ -263,6 +325,39 @@ mod tests {
         drop(disk);
         let table = std::fs::read_to_string("/proc/self/mountinfo").unwrap();
         assert!(!table.contains(path.to_str().unwrap()));
+    }
+
+    #[test]
+    fn a_block_that_failed_is_read_by_nobody_until_it_is_written() {
+        if !nix::unistd::geteuid().is_root() || !Path::new("/dev/loop-control").exists() {
+            return;
+        }
+        let dir = tempfile::tempdir().unwrap();
+        let disk = Disk::mount_losing(&dir.path().join("disk"), 64 << 20).unwrap();
+        let path = disk.path().join("file");
+        std::fs::write(&path, vec![7; 1 << 20]).unwrap();
+        let (failed, at) = disk.fail_reads(1 << 31).unwrap().unwrap();
+        assert_eq!(failed, path);
+        let file = std::fs::OpenOptions::new()
+            .read(true)
+            .write(true)
+            .open(&path)
+            .unwrap();
+        let mut block = vec![0; 4096];
+        for _ in 0..3 {
+            let error = file.read_exact_at(&mut block, at).unwrap_err();
+            assert_eq!(error.raw_os_error(), Some(nix::libc::EIO));
+        }
+        file.read_exact_at(&mut block, 0).unwrap();
+        assert_eq!((block[0], disk.unreadable()), (7, 1));
+        file.write_all_at(&[8; 4096], at).unwrap();
+        file.sync_all().unwrap();
+        file.read_exact_at(&mut block, at).unwrap();
+        assert_eq!((block[0], disk.unreadable()), (8, 0));
+        drop(file);
+        disk.fail_reads(1 << 31).unwrap().unwrap();
+        disk.wipe().unwrap();
+        assert_eq!(disk.unreadable(), 0);
     }
 
     #[test]

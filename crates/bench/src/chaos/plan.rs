@@ -78,6 +78,8 @@ pub(crate) enum Fault {
     FillDisk(u8),
     /// Bits of a zone's files change; the number says where.
     RotDisk(u8, u32),
+    /// Places of a zone's files cannot be read any more; the number says where.
+    FailReads(u8, u32),
     /// A member's clock shows so many seconds more, or less.
     JumpClock(Target, i32),
     /// What operators do.
@@ -89,6 +91,8 @@ pub(crate) enum Fault {
     Exchange(u8),
     /// Zones lose power, and with it what they did not sync.
     LosePower(Target),
+    /// The machine of a node and of the zone with its number loses power.
+    LoseHost(u8),
     /// A member is killed, and comes back with the other of two releases.
     Release(Target),
 }
@@ -173,12 +177,14 @@ impl Schedule {
             0..18 => Fault::Kill(self.target(), self.part()),
             18..22 => Fault::Release(self.target()),
             22..33 => Fault::Freeze(self.target(), self.part()),
-            33..36 => Fault::LosePower(self.zones()),
+            33..35 => Fault::LosePower(self.zones()),
+            35 => Fault::LoseHost(self.random.random_range(0..self.size.nodes)),
             36..47 => Fault::Network(self.target(), self.way(), self.line()),
             47..58 => Fault::Between(self.target(), self.target(), self.way(), self.line()),
             // The rebuild of a disk takes longest of all.
             58..61 => Fault::LoseDisk(self.zone()),
-            61..67 => Fault::FillDisk(self.zone()),
+            61..65 => Fault::FillDisk(self.zone()),
+            65..67 => Fault::FailReads(self.zone(), self.random.random()),
             67..70 => Fault::RotDisk(self.zone(), self.random.random()),
             70..78 => Fault::JumpClock(self.target(), self.jump()),
             78..86 => Fault::Switchover,
@@ -315,7 +321,9 @@ impl Fault {
             Fault::Restart(_) => "restart ordered",
             Fault::Reinit(_) => "reinit ordered",
             Fault::Exchange(_) => "zone exchanged",
+            Fault::FailReads(..) => "disk unreadable",
             Fault::LosePower(_) => "zone lost power",
+            Fault::LoseHost(_) => "host lost power",
             Fault::Release(_) => "release exchanged",
         }
     }
@@ -343,7 +351,7 @@ mod tests {
     fn every_kind_of_fault_comes_within_an_hour_or_so() {
         let strikes: Vec<Strike> = rounds(1, 100).concat();
         let kinds: BTreeSet<&str> = strikes.iter().map(|s| s.fault.kind()).collect();
-        assert_eq!(kinds.len(), 29, "{kinds:?}");
+        assert_eq!(kinds.len(), 31, "{kinds:?}");
         let longest = Duration::from_millis(LASTS_MS);
         assert!(strikes.iter().all(|s| s.lasts < longest));
     }

@@ -148,9 +148,11 @@ impl Stage {
             | Fault::Reinit(target)
             | Fault::LosePower(target)
             | Fault::Release(target) => target,
-            Fault::LoseDisk(zone) | Fault::FillDisk(zone) | Fault::RotDisk(zone, _) => {
-                Target::Zone(zone)
-            }
+            Fault::LoseDisk(zone)
+            | Fault::FillDisk(zone)
+            | Fault::RotDisk(zone, _)
+            | Fault::FailReads(zone, _) => Target::Zone(zone),
+            Fault::LoseHost(host) => return vec![Member::Node(host), Member::Zone(host)],
             // Who hands over is asked, if anybody serves; an operator asks anybody.
             Fault::Switchover | Fault::Failover | Fault::Exchange(_) => Target::Node(0),
         };
@@ -204,6 +206,7 @@ impl Stage {
             Fault::LoseDisk(zone) => Ok(self.lose_disk(zone, until)),
             Fault::FillDisk(zone) => self.fill_disk(zone, until),
             Fault::RotDisk(zone, place) => self.rot_disk(zone, place),
+            Fault::FailReads(zone, place) => self.fail_reads(zone, place),
             Fault::JumpClock(_, seconds) => self.jump_clock(member, seconds, until),
             Fault::Switchover => self.order(&["switchover"], None),
             Fault::Failover => self.order(&["failover", "--force"], None),
@@ -211,20 +214,17 @@ impl Stage {
             Fault::Reinit(_) => self.order(&["reinit"], Some(member)),
             Fault::Exchange(zone) => self.order_exchange(zone),
             Fault::Release(_) => Ok(self.exchange_release(member, until)),
-            Fault::LosePower(_) => self.lose_power(member, until),
+            Fault::LosePower(_) | Fault::LoseHost(_) => self.lose_power(member, until),
         }
     }
 
-    /// Kills a zone, and takes from its disk what was not synced.
+    /// Kills a member, and takes from a zone's disk what was not synced. A node keeps nothing that it needs.
     fn lose_power(&mut self, member: Member, until: Duration) -> anyhow::Result<Outcome> {
-        let Member::Zone(zone) = member else {
-            return Ok(Err(Refusal::Nobody));
-        };
-        if let Err(why) = self.strike_dead(member, ProcessSet::Whole, until) {
-            return Ok(Err(why));
+        let dead = self.strike_dead(member, ProcessSet::Whole, until);
+        if let (Ok(()), Member::Zone(zone)) = (dead, member) {
+            self.disks[usize::from(zone)].lose_power()?;
         }
-        self.disks[usize::from(zone)].lose_power()?;
-        Ok(Ok(()))
+        Ok(dead)
     }
 
     /// Kills a member, which is started with the other release then.
@@ -326,6 +326,19 @@ impl Stage {
             disk.resize(disk.used_bytes()? + LEFT_BYTES)?;
         }
         Ok(outcome)
+    }
+
+    fn fail_reads(&mut self, zone: u8, place: u32) -> anyhow::Result<Outcome> {
+        if let Err(why) = self.faults.damage(zone) {
+            return Ok(Err(why));
+        }
+        let (_, places) = ROT;
+        for n in 0..places {
+            let place = place.wrapping_add((u32::MAX / places).wrapping_mul(n));
+            let failed = self.disks[usize::from(zone)].fail_reads(place);
+            tracing::info!(zone, ?failed, "unreadable");
+        }
+        Ok(Ok(()))
     }
 
     fn rot_disk(&mut self, zone: u8, place: u32) -> anyhow::Result<Outcome> {
