@@ -39,6 +39,8 @@ mod driver;
 #[cfg(feature = "client")]
 mod entry;
 #[cfg(feature = "client")]
+mod filling;
+#[cfg(feature = "client")]
 pub mod lease;
 #[cfg(feature = "client")]
 mod removal;
@@ -64,6 +66,8 @@ pub use client::Client;
 pub use config::{Config, Credentials, Fencing, TlsFiles};
 #[cfg(feature = "client")]
 pub use connect::connect;
+#[cfg(feature = "client")]
+pub use filling::fill_volume;
 #[cfg(feature = "client")]
 pub use removal::remove_volume;
 #[cfg(feature = "client")]

@@ -11,7 +11,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use dax::error::Result;
-use dax::ids::{Epoch, Version};
+use dax::ids::{Epoch, Version, VolumeName};
 use dax::storage::Protocol;
 use futures_util::{StreamExt, TryStreamExt, stream};
 
@@ -63,7 +63,7 @@ pub async fn remove_volume(config: &Config) -> Result<()> {
     if !last.released {
         tokio::time::sleep(READERS_END.max(Terms::timeout(last.lease))).await;
     }
-    give_back(&driver).await?;
+    give_back(&driver, volume).await?;
     match parent {
         Some(parent) => volumes::disown(&rows, &parent, volume).await,
         None => Ok(()),
@@ -90,9 +90,10 @@ async fn fence(driver: &Driver) -> Result<Row> {
     }
 }
 
-async fn give_back(driver: &Driver) -> Result<()> {
+pub(crate) async fn give_back(driver: &Driver, volume: &VolumeName) -> Result<()> {
     let mut chunks: Vec<Chunk> = Vec::new();
-    driver.scan_chunks(&mut |chunk| chunks.push(chunk)).await?;
+    let mut each = |chunk| chunks.push(chunk);
+    driver.scan_chunks(volume, &mut each).await?;
     let files: BTreeSet<_> = chunks.iter().map(|(file, _)| *file).collect();
     let delete = |what| async move { insist(|| driver.delete(what, LAST)).await };
     for deletes in [

@@ -43,7 +43,8 @@ pub fn generation_column(generation: Generation) -> i64 {
 
 /// What to delete of a block of which `dropped` of `stored` is no longer needed: ranges of the column, ends
 /// included. `sealed` is the end of the image that ends first: whatever any image has up to there was synced
-/// before, so it is in `stored`, and what is under way in those generations belongs to no image.
+/// before, so it is in `stored`, and what is under way in those generations belongs to no image. Generations before `own` are those of
+/// volumes below, of which copies may come.
 ///
 /// Whatever lies below the oldest generation that is kept goes as one range. It covers the range of the time
 /// before, which a compaction then drops; a tombstone for each row would be kept for `gc_grace_seconds`.
@@ -51,12 +52,14 @@ pub fn ranges_to_delete(
     stored: &[Generation],
     dropped: &[Generation],
     sealed: Generation,
+    own: Generation,
 ) -> Vec<(i64, i64)> {
     let kept = stored.iter().filter(|g| !dropped.contains(g));
     let oldest = kept.filter(|g| **g > Generation::SINGLE).min().copied();
     let oldest = oldest.filter(|g| *g <= sealed).unwrap_or_default();
-    let (below, between): (Vec<Generation>, Vec<_>) = dropped.iter().partition(|g| **g < oldest);
-    let first = generation_column(Generation::SINGLE) + 1;
+    let in_range = |g: &&Generation| own <= **g && **g < oldest;
+    let (below, between): (Vec<Generation>, Vec<_>) = dropped.iter().partition(in_range);
+    let first = generation_column(own).max(generation_column(Generation::SINGLE) + 1);
     let range = (!below.is_empty()).then(|| (first, generation_column(oldest) - 1));
     let rows = between.into_iter().map(generation_column);
     range.into_iter().chain(rows.map(|g| (g, g))).collect()
@@ -266,17 +269,24 @@ mod tests {
         let stored: Vec<_> = [0, 1, 2, 3, 4, 5, 6].map(g).to_vec();
         let dropped = [g(1), g(2), g(4)];
         assert_eq!(
-            ranges_to_delete(&stored[1..], &dropped, g(3)),
+            ranges_to_delete(&stored[1..], &dropped, g(3), Generation::SINGLE),
             [(1, column(3) - 1), (column(4), column(4))]
         );
         // Nothing that is kept is sealed: rows that were not seen may be on their way.
         let rows = [1, 2, 4].map(|n| (column(n), column(n)));
-        assert_eq!(ranges_to_delete(&stored[1..], &dropped, g(2)), rows);
-        assert!(ranges_to_delete(&stored, &[], g(3)).is_empty());
+        assert_eq!(
+            ranges_to_delete(&stored[1..], &dropped, g(2), Generation::SINGLE),
+            rows
+        );
+        assert!(ranges_to_delete(&stored, &[], g(3), Generation::SINGLE).is_empty());
         // A block that keeps one version is not in any range.
         let with_single = [Generation::SINGLE, g(1), g(3)];
-        let ranges = ranges_to_delete(&with_single, &[g(1)], g(3));
+        let ranges = ranges_to_delete(&with_single, &[g(1)], g(3), Generation::SINGLE);
         assert_eq!(ranges, [(1, column(3) - 1)]);
         assert!(generation_column(Generation::SINGLE) < 1);
+        // Of generations of a volume below, copies may be on their way.
+        let ranges = ranges_to_delete(&stored[1..], &dropped, g(3), g(2));
+        let one = |number| (column(number), column(number));
+        assert_eq!(ranges, [(column(2), column(3) - 1), one(1), one(4)]);
     }
 }

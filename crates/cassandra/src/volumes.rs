@@ -128,6 +128,17 @@ pub(crate) async fn layers(
     Ok(layers)
 }
 
+/// The layers of a volume, as its row says now; none if it was removed.
+///
+/// # Errors
+/// As [`layers`].
+pub(crate) async fn below(table: &dyn Table, volume: &VolumeName) -> Result<Option<Vec<Layer>>> {
+    match row(table, volume).await? {
+        Some((_, Entry::There(there))) => layers(table, volume, &there.settings).await.map(Some),
+        _ => Ok(None),
+    }
+}
+
 /// Marks a volume as removed, also one that was not made; nothing of its blocks is needed from then on. Returns the volume
 /// that it was laid over.
 ///
@@ -162,6 +173,26 @@ async fn check_children(table: &dyn Table, volume: &VolumeName, there: &There) -
             "volume {volume} stays: {} lies over it",
             over.join(", ")
         ))),
+    }
+}
+
+/// The volume lies over none from now on. Returns the one that it was laid over.
+///
+/// # Errors
+/// `NotFound` if it was removed.
+pub(crate) async fn detach(table: &dyn Table, volume: &VolumeName) -> Result<Option<VolumeName>> {
+    let mut parent = None;
+    loop {
+        let Some((text, Entry::There(mut there))) = row(table, volume).await? else {
+            let text = format!("volume {volume} was removed");
+            return Err(Error::new(ErrorKind::NotFound, text));
+        };
+        match there.settings.layer.take() {
+            Some(layer) => parent = Some(layer.parent),
+            None => return Ok(parent),
+        }
+        let new = Entry::There(there).text();
+        table.change(volume, &text, &new).await?;
     }
 }
 
@@ -325,6 +356,25 @@ mod tests {
             assert!(refused.to_string().contains("p was removed"), "{refused}");
         }
         assert_eq!(rows.entry("c"), None);
+    }
+
+    // hazard: LAYER-6
+    #[test]
+    fn a_volume_that_was_filled_needs_no_parent_and_keeps_its_children() {
+        let rows = family();
+        run(Box::pin(make(&rows, "a", over("p", 3)))).unwrap();
+        run(Box::pin(make(&rows, "b", over("a", 5)))).unwrap();
+        let detached = run(Box::pin(detach(&rows, &volume("a")))).unwrap();
+        assert_eq!(detached, Some(volume("p")));
+        assert_eq!(run(Box::pin(detach(&rows, &volume("a")))).unwrap(), None);
+        let found = run(Box::pin(layers(&rows, &volume("b"), &over("a", 5)))).unwrap();
+        assert_eq!(found.len(), 1, "and nobody looks for the parent below it");
+        // Whether or not the parent's row names it still.
+        run(Box::pin(take(&rows, "p"))).unwrap();
+        run(Box::pin(take(&rows, "a"))).unwrap_err();
+        run(Box::pin(take(&rows, "b"))).unwrap();
+        run(Box::pin(take(&rows, "a"))).unwrap();
+        run(Box::pin(detach(&rows, &volume("a")))).unwrap_err();
     }
 
     #[test]

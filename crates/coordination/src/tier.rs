@@ -158,6 +158,23 @@ pub async fn remove_volume(config: &ClusterConfig) -> dax::Result<()> {
     }
 }
 
+/// Has a layered volume on Apache Cassandra need no volume below, and tells `progress` of how much is done; false on zone servers, which
+/// do it by themselves.
+///
+/// # Errors
+/// As `cassandra::fill_volume`.
+pub async fn fill_volume(
+    config: &ClusterConfig,
+    progress: &mut (dyn FnMut(usize, usize) + Send),
+) -> dax::Result<bool> {
+    match config.cassandra_client()? {
+        Some(client) => on_cassandra::fill_volume(&client, progress)
+            .await
+            .map(|()| true),
+        None => Ok(false),
+    }
+}
+
 #[cfg(feature = "cassandra")]
 mod on_cassandra {
     use super::{Arc, Storage, VolumeSettings};
@@ -176,6 +193,13 @@ mod on_cassandra {
 
     pub(super) async fn remove_volume(client: &cassandra::Config) -> dax::Result<()> {
         Box::pin(cassandra::remove_volume(client)).await
+    }
+
+    pub(super) async fn fill_volume(
+        client: &cassandra::Config,
+        progress: &mut (dyn FnMut(usize, usize) + Send),
+    ) -> dax::Result<()> {
+        Box::pin(cassandra::fill_volume(client, progress)).await
     }
 }
 
@@ -196,6 +220,13 @@ mod on_cassandra {
     }
 
     pub(super) async fn remove_volume(_: &cassandra::Config) -> dax::Result<()> {
+        Err(absent())
+    }
+
+    pub(super) async fn fill_volume(
+        _: &cassandra::Config,
+        _: &mut (dyn FnMut(usize, usize) + Send),
+    ) -> dax::Result<()> {
         Err(absent())
     }
 

@@ -3,6 +3,7 @@
 //! ```text
 //!   own ──┬── there ──▶ that                                     both are asked at once: blocks of an image do not change
 //!   below ┘── none ──▶ the image in the parent ── none ──▶ the one below that ...
+//!                        found, or nowhere ──▶ once more all that are above it: they may have been filled meanwhile
 //! ```
 //!
 //! Invariants: blocks of one version never come from below; where a volume below cannot be asked, a block that the ones above do
@@ -13,7 +14,7 @@ use std::pin::pin;
 use dax::error::Result;
 use dax::ids::{BlockKey, Generation, Version};
 use dax::layer::Layer;
-use futures_util::future::{Either, select};
+use futures_util::future::{Either, select, try_join_all};
 
 use super::Inner;
 use super::environment::Asked;
@@ -38,10 +39,56 @@ impl Inner {
             Either::Left((found, below)) => (found?, Either::Left(below)),
             Either::Right((below, own)) => (own.await?, Either::Right(below)),
         };
-        match (found, below) {
-            (Some(found), _) => Ok(Some(found)),
-            (None, Either::Left(below)) => below.await,
-            (None, Either::Right(below)) => below,
+        let below = match (found, below) {
+            (Some(found), _) => return Ok(Some(found)),
+            (None, Either::Left(below)) => below.await?,
+            (None, Either::Right(below)) => below?,
+        };
+        self.settle(asked, key, up_to, below).await
+    }
+
+    /// A volume that is filled first gets what it showed, and then that goes from below. So what was found below, or nowhere, counts if
+    /// the volumes above it have nothing of the block afterwards either.
+    async fn settle(
+        &self,
+        asked: Asked,
+        key: BlockKey,
+        up_to: Generation,
+        below: Option<(usize, Stored)>,
+    ) -> Result<Option<Stored>> {
+        let (mut level, mut found) = match below {
+            Some((level, found)) => (level, Some(found)),
+            None => (self.layers.len(), None),
+        };
+        #[cfg(test)]
+        if self.has_flaw(Flaw::BelowNotSettled) {
+            return Ok(found);
+        }
+        while level > 0 {
+            let above = (0..level).map(|level| self.select_level(level, asked, key, up_to));
+            let above = try_join_all(above).await?;
+            let Some((at, newer)) = (0..).zip(above).find_map(|(at, one)| Some((at, one?))) else {
+                break;
+            };
+            (level, found) = (at, Some(newer));
+        }
+        Ok(found)
+    }
+
+    /// The newest version that the volume itself has, at level 0, or the image of a layer.
+    async fn select_level(
+        &self,
+        level: usize,
+        asked: Asked,
+        key: BlockKey,
+        up_to: Generation,
+    ) -> Result<Option<Stored>> {
+        match level.checked_sub(1) {
+            None => self.select(&self.config.volume, asked, key, up_to).await,
+            Some(layer) => {
+                let layer = &self.layers[layer];
+                self.select_image(layer, asked, key, up_to).await
+            }
         }
     }
 
@@ -62,13 +109,14 @@ impl Inner {
         }
     }
 
+    /// The first of the layers that has it, and at which level.
     async fn select_below(
         &self,
         asked: Asked,
         key: BlockKey,
         up_to: Generation,
-    ) -> Result<Option<Stored>> {
-        for layer in &self.layers {
+    ) -> Result<Option<(usize, Stored)>> {
+        for (level, layer) in (1..).zip(&self.layers) {
             let found = self.select_image(layer, asked, key, up_to).await;
             #[cfg(test)]
             let found = match self.has_flaw(Flaw::UnaskedIsAbsent) {
@@ -76,7 +124,7 @@ impl Inner {
                 false => found,
             };
             if let Some(found) = found? {
-                return Ok(Some(found));
+                return Ok(Some((level, found)));
             }
         }
         Ok(None)

@@ -72,7 +72,7 @@ pub(crate) struct Seen {
     pub round_trip: Option<Duration>,
 }
 
-/// See the module. All requests are about one volume; blocks are read of those below as well.
+/// See the module. All requests are about one volume; blocks are read and listed of those below as well.
 ///
 /// # Errors
 /// `Unavailable` where it is not known whether a request was, or will be, carried out: making it again is right.
@@ -106,14 +106,18 @@ pub(crate) trait Environment: Send + Sync + 'static {
     /// What a quorum has of these blocks of a chunk, which keep one version.
     async fn read_singles(&self, chunk: Chunk, blocks: &[i64]) -> Result<HashMap<i64, Found>>;
 
-    /// Which rows a chunk has: block and generation.
-    async fn list_rows(&self, chunk: Chunk) -> Result<Vec<(i64, Generation)>>;
+    /// Which rows a chunk of a volume has: block and generation.
+    async fn list_rows(&self, volume: &VolumeName, chunk: Chunk) -> Result<Vec<(i64, Generation)>>;
 
     /// Which chunks a file has.
     async fn list_chunks(&self, file: FileId) -> Result<Vec<u64>>;
 
-    /// Which chunks all files have.
-    async fn scan_chunks(&self, each: &mut (dyn FnMut(Chunk) + Send)) -> Result<()>;
+    /// Which chunks all files of a volume have.
+    async fn scan_chunks(
+        &self,
+        volume: &VolumeName,
+        each: &mut (dyn FnMut(Chunk) + Send),
+    ) -> Result<()>;
 
     /// Deletes what is not newer than this version.
     async fn delete(&self, what: Delete<'_>, version: Version) -> Result<()>;

@@ -258,7 +258,7 @@ fn version_of(found: Option<&Stored>) -> Version {
 }
 
 /// What a row has of a block, if there is a row.
-pub(super) fn decode(key: BlockKey, found: Option<Found>) -> Result<Option<Stored>> {
+pub(crate) fn decode(key: BlockKey, found: Option<Found>) -> Result<Option<Stored>> {
     let Some(found) = found else {
         return Ok(None);
     };

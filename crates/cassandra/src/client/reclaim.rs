@@ -8,7 +8,7 @@
 use std::collections::{BTreeMap, BTreeSet, HashSet};
 use std::sync::Arc;
 
-use dax::error::Result;
+use dax::error::{Result, describe};
 use dax::ids::{BlockIndex, FileId, Generation, Version};
 use dax::replica;
 use dax::storage::{Lineage, Retention, ScrubPage};
@@ -16,7 +16,6 @@ use futures_util::{StreamExt, TryStreamExt, stream};
 
 use super::Inner;
 use super::environment::{Delete, Ranges};
-use crate::connect::describe;
 use crate::row::{self, Chunk};
 #[cfg(test)]
 use crate::simulation::Flaw;
@@ -86,18 +85,25 @@ impl Inner {
         retention: &Retention,
     ) -> Result<Option<BTreeSet<Generation>>> {
         let mut generations: BTreeMap<i64, Vec<Generation>> = BTreeMap::new();
-        let rows = self.persist(|| self.environment.list_rows(chunk)).await?;
+        let rows = self
+            .persist(|| self.environment.list_rows(&self.config.volume, chunk))
+            .await?;
         for (block, generation) in rows {
             generations.entry(block).or_default().push(generation);
         }
         let images = retention.images.iter().map(|image| image.end());
         let sealed = images.min().unwrap_or_default();
+        let own = self.layers.first().map(|layer| Generation {
+            epoch: layer.first_epoch,
+            number: 0,
+        });
+        let own = own.unwrap_or_default();
         let mut deletes = Vec::new();
         let mut left = Some(BTreeSet::new());
         for (block, stored) in generations {
             let dropped = replica::prune(&stored, retention);
             left = left.and_then(|ends| needed_by(&stored, &dropped, retention, ends));
-            let ranges = row::ranges_to_delete(&stored, &dropped, sealed);
+            let ranges = row::ranges_to_delete(&stored, &dropped, sealed, own);
             deletes.extend(ranges.into_iter().map(|range| (block, range)));
         }
         for some in deletes.chunks(DELETES_MAX) {
@@ -180,7 +186,8 @@ impl Inner {
             let mut state = self.state.lock();
             state.writer.note_dirty((file, chunk));
         };
-        self.environment.scan_chunks(&mut each).await?;
+        let volume = &self.config.volume;
+        self.environment.scan_chunks(volume, &mut each).await?;
         self.reclaim.notify_one();
         Ok(ScrubPage {
             files: files.into_iter().collect(),

@@ -88,6 +88,11 @@ impl Driver {
         })
     }
 
+    /// The session with the cluster.
+    pub fn session(&self) -> &Session {
+        &self.session
+    }
+
     fn volume(&self) -> &str {
         &self.volume
     }
@@ -131,16 +136,20 @@ impl Environment for Driver {
         self.select_singles(chunk, blocks).await
     }
 
-    async fn list_rows(&self, chunk: Chunk) -> Result<Vec<(i64, Generation)>> {
-        self.select_rows(chunk).await
+    async fn list_rows(&self, volume: &VolumeName, chunk: Chunk) -> Result<Vec<(i64, Generation)>> {
+        self.select_rows(volume, chunk).await
     }
 
     async fn list_chunks(&self, file: FileId) -> Result<Vec<u64>> {
         self.select_chunks(file).await
     }
 
-    async fn scan_chunks(&self, each: &mut (dyn FnMut(Chunk) + Send)) -> Result<()> {
-        self.select_all_chunks(each).await
+    async fn scan_chunks(
+        &self,
+        volume: &VolumeName,
+        each: &mut (dyn FnMut(Chunk) + Send),
+    ) -> Result<()> {
+        self.select_all_chunks(volume, each).await
     }
 
     async fn delete(&self, what: Delete<'_>, version: Version) -> Result<()> {

@@ -1,7 +1,7 @@
 //! What partitions there are, what is in them, and deletes.
 
 use dax::error::{Error, ErrorKind, Result};
-use dax::ids::{FileId, Generation, Version};
+use dax::ids::{FileId, Generation, Version, VolumeName};
 use futures_util::TryStreamExt;
 use scylla::serialize::row::SerializeRow;
 use scylla::statement::batch::{Batch, BatchType};
@@ -14,8 +14,12 @@ use crate::connect::{of_page, of_request, unexpected};
 use crate::row::{self, Chunk, file_column, timestamp};
 
 impl Driver {
-    pub(super) async fn select_rows(&self, (file, chunk): Chunk) -> Result<Vec<(i64, Generation)>> {
-        let values = (self.volume(), file_column(file), chunk as i64);
+    pub(super) async fn select_rows(
+        &self,
+        volume: &VolumeName,
+        (file, chunk): Chunk,
+    ) -> Result<Vec<(i64, Generation)>> {
+        let values = (volume.as_str(), file_column(file), chunk as i64);
         let statement = &self.statements.list_rows;
         let answer = self.session.execute_unpaged(statement, values);
         let rows = traced("list rows", answer).await.map_err(of_request)?;
@@ -37,6 +41,7 @@ impl Driver {
 
     pub(super) async fn select_all_chunks(
         &self,
+        volume: &VolumeName,
         each: &mut (dyn FnMut(Chunk) + Send),
     ) -> Result<()> {
         let statement = self.statements.scan_chunks.clone();
@@ -45,8 +50,8 @@ impl Driver {
         let mut rows = rows
             .rows_stream::<(String, i64, i64)>()
             .map_err(unexpected)?;
-        while let Some((volume, file, chunk)) = rows.try_next().await.map_err(of_next_row)? {
-            if volume == self.volume() {
+        while let Some((of, file, chunk)) = rows.try_next().await.map_err(of_next_row)? {
+            if of == volume.as_str() {
                 each((row::file(file), chunk as u64));
             }
         }

@@ -4,6 +4,7 @@
 //! The owners of both do nothing any more, so what the image shows is known for ever. Which schedules are layered, and what is
 //! there, does not touch the chance of the others.
 
+use dax::error::{ErrorKind, Result};
 use dax::ids::{BlockKey, Epoch, FileId, Generation, Version, VolumeName};
 use dax::layer::Layer;
 use dax::simulation::history::{Content, NOTHING};
@@ -11,11 +12,23 @@ use dax::storage::{Lineage, Storage, VolumeSettings};
 use rand::rngs::SmallRng;
 use rand::{Rng, SeedableRng};
 
+use super::flaw::Flaw;
 use super::life::Actor;
 use super::model::{Cell, Message, Mutation};
-use super::places::{self, bytes, of_bytes, place_below};
+use super::places::{self, BLOCK_BYTES, bytes, of_bytes, place_below};
 use super::world::World;
-use crate::row;
+use crate::filling::Copying;
+use crate::row::{self, Chunk};
+
+/// The volumes below.
+pub struct Below {
+    /// Chance of looks at them.
+    rng: SmallRng,
+    /// The volume's row says that it lies over none,
+    filled: bool,
+    /// and they are gone.
+    gone: bool,
+}
 
 /// A file of the volumes below, in which the child writes nothing.
 pub const BELOW: FileId = FileId(8);
@@ -39,6 +52,12 @@ fn volume(name: &str) -> VolumeName {
 
 /// The names of the volumes below, the next one first.
 pub const NAMES: [&str; 2] = ["parent", "grandparent"];
+
+/// Partitions of a volume below.
+pub fn chunks() -> impl Iterator<Item = Chunk> {
+    let last = places::key(BELOW, 2 * BLOCKS - 1).block.0;
+    (0..=row::chunk_of(last, BLOCK_BYTES)).map(|chunk| (BELOW, chunk))
+}
 
 /// The parent's epochs begin with 2. Epoch 3 took over after generation 3 of epoch 2.
 pub fn layers() -> Vec<Layer> {
@@ -83,13 +102,12 @@ fn right(block: u64, up_to: Generation) -> Content {
     newest(0).or_else(|| newest(1)).unwrap_or(NOTHING)
 }
 
-/// Settings, and the layers.
-pub fn lay(settings: VolumeSettings, is_layered: bool) -> (VolumeSettings, Vec<Layer>) {
-    if !is_layered {
-        return (settings, Vec::new());
+/// Settings of a volume with these layers.
+pub fn lay(settings: VolumeSettings, layers: &[Layer]) -> VolumeSettings {
+    match layers.first() {
+        Some(layer) => settings.under(layer.clone()),
+        None => settings,
     }
-    let layers = layers();
-    (settings.under(layers[0].clone()), layers)
 }
 
 impl World {
@@ -115,7 +133,35 @@ impl World {
                 }
             }
         }
-        self.below = Some(rng);
+        self.below = Some(Below {
+            rng,
+            filled: false,
+            gone: false,
+        });
+    }
+
+    /// The volumes that the volume needs.
+    pub fn layers_below(&self) -> Vec<Layer> {
+        match &self.below {
+            Some(below) if !below.filled => layers(),
+            _ => Vec::new(),
+        }
+    }
+
+    /// The volume needs the others no more; `gone` if they are not there either.
+    pub fn fill_below(&mut self, gone: bool) {
+        if let Some(below) = &mut self.below {
+            below.filled = true;
+            if gone && !std::mem::replace(&mut below.gone, true) {
+                self.coverage.one("volumes filled");
+            }
+        }
+    }
+
+    /// Which of the volumes below this is, if it is one of them, and whether it is there.
+    pub fn level(&self, volume: &VolumeName) -> Option<(usize, bool)> {
+        let level = NAMES.iter().position(|name| *name == volume.as_str())?;
+        Some((level, self.below.as_ref().is_some_and(|below| !below.gone)))
     }
 
     /// On as many replicas as make it durable, at least; what is of no image may be on one alone.
@@ -148,7 +194,7 @@ impl Actor {
     /// Reads what the volumes below show, now and then.
     pub fn look_below(&self) {
         let Some((block, up_to)) = self.world(|world| {
-            let rng = world.below.as_mut()?;
+            let rng = &mut world.below.as_mut()?.rng;
             let block = rng.random_range(0..2 * BLOCKS);
             let some = [g(1, 2), g(2, 3), g(3, 2), Generation::MAX, Generation::MAX];
             let up_to = match block {
@@ -163,6 +209,47 @@ impl Actor {
         self.spawn(async move { actor.read_below(block, up_to).await });
     }
 
+    /// Fills the volume, now and then. Nobody owns anything for that.
+    pub fn fill_below(&self) {
+        let layers = self.world(|world| {
+            let now = |below: &mut Below| !below.filled && below.rng.random_bool(0.03);
+            let now = world.below.as_mut().is_some_and(now);
+            let mut layers = world.layers_below();
+            if now && world.has(Flaw::FilledFromAll) {
+                layers[0].image = Lineage::up_to(Generation::MAX);
+            }
+            now.then_some(layers)
+        });
+        if let Some(layers) = layers {
+            let actor = self.clone();
+            self.spawn(async move {
+                match actor.fill(&layers).await {
+                    Ok(()) => actor.world(|world| world.fill_below(true)),
+                    // Somebody else was quicker, or it is done again.
+                    Err(error) if error.kind() == ErrorKind::Unavailable => {}
+                    Err(_) if actor.world(|world| world.layers_below().is_empty()) => {}
+                    Err(error) => actor.failed(&error),
+                }
+            });
+        }
+    }
+
+    /// As `fill_volume` does.
+    pub async fn fill(&self, layers: &[Layer]) -> Result<()> {
+        let volume = volume("v");
+        let copying = Copying::new(self.environment(), &volume, layers);
+        let work = copying.survey().await?;
+        self.world(|world| {
+            if world.has(Flaw::FilledTooEarly) {
+                world.fill_below(false);
+            }
+        });
+        for (file, chunks) in work {
+            copying.copy(file, &chunks).await?;
+        }
+        Ok(())
+    }
+
     async fn read_below(&self, block: u64, up_to: Generation) {
         let key = places::key(BELOW, block);
         let found = match self.client.read(key, up_to).await {
@@ -173,7 +260,12 @@ impl Actor {
             Generation::SINGLE => NOTHING,
             up_to => right(block, up_to),
         };
+        let is_inside = up_to != Generation::SINGLE && up_to < layers()[0].image.end();
         self.world(|world| {
+            // The volume has no images but from its own first one on, and copies are of that.
+            if is_inside && world.layers_below().is_empty() {
+                return;
+            }
             world.coverage.one("reads of the volumes below");
             if found != right {
                 let what = format!("{found} was read of {key} up to {up_to}, and not {right}");

@@ -71,11 +71,20 @@ pub enum Flaw {
     // hazard: CASS-5
     /// Where the volume below cannot be asked, there is nothing.
     UnaskedIsAbsent,
+    // hazard: LAYER-10
+    /// A block that is found in a volume below, or nowhere, counts although the volume may have been filled meanwhile.
+    BelowNotSettled,
+    // hazard: LAYER-10
+    /// A volume that is filled needs the others no more when the copies begin.
+    FilledTooEarly,
+    // hazard: LAYER-2
+    /// Copies are of all that the volume below has.
+    FilledFromAll,
 }
 
 impl Flaw {
     /// The schedules of the tests must catch each.
-    pub const ALL: [Flaw; 26] = [
+    pub const ALL: [Flaw; 29] = [
         Flaw::NoLeaseWait,
         Flaw::HalfLeaseWait,
         Flaw::LeaseFromAnswer,
@@ -102,6 +111,9 @@ impl Flaw {
         Flaw::SingleFallsThrough,
         Flaw::ImageNotAsked,
         Flaw::UnaskedIsAbsent,
+        Flaw::BelowNotSettled,
+        Flaw::FilledTooEarly,
+        Flaw::FilledFromAll,
     ];
 
     /// When a claimant goes on that is to wait until then, if it is to be too early.

@@ -7,6 +7,7 @@ use std::time::Duration;
 use bytes::Bytes;
 use dax::error::{Error, ErrorKind, Result};
 use dax::ids::{BlockKey, Epoch, Generation, NodeName, VolumeName};
+use dax::layer::Layer;
 use dax::simulation::history::{Action, ClientId, Content, NOTHING, OpNumber, Outcome, RecordId};
 use dax::storage::{Block, Storage, VolumeSettings};
 use rand::Rng;
@@ -140,7 +141,7 @@ pub fn begin(stage: &Stage, home: NodeId) -> ClientId {
 }
 
 /// Few requests at a time, so that rows wait for each other, and a list that forgets.
-fn volume(fencing: Fencing, is_layered: bool) -> (Opened, Config) {
+fn volume(fencing: Fencing, layers: Vec<Layer>) -> (Opened, Config) {
     let volume = VolumeName::new("v").expect("a name");
     let mut config = Config::new(Vec::new(), "understudy", volume).expect("a keyspace");
     config.fencing = fencing;
@@ -151,9 +152,8 @@ fn volume(fencing: Fencing, is_layered: bool) -> (Opened, Config) {
         block_size_bytes: BLOCK_BYTES,
         ..VolumeSettings::default()
     };
-    let (settings, layers) = below::lay(settings, is_layered);
     let opened = Opened {
-        settings,
+        settings: below::lay(settings, &layers),
         layers,
         durability: Durability::Quorum,
         replication: Replication(BTreeMap::new()),
@@ -182,23 +182,27 @@ async fn live(actor: Actor) {
 impl Actor {
     /// A client that does nothing yet.
     pub fn new(stage: &Stage, home: NodeId) -> Actor {
-        let (me, flaw, fencing, is_layered) = {
+        let (me, flaw, fencing, layers) = {
             let mut world = stage.lock();
             (
                 world.add_client(),
                 world.flaw,
                 world.fencing,
-                world.below.is_some(),
+                world.layers_below(),
             )
         };
         let machine = Arc::new(Machine::new(stage.clone(), me, home));
         let environment: Arc<dyn Environment> = machine.clone();
         Actor {
             me,
-            client: Client::simulated(environment, volume(fencing, is_layered), me as u64, flaw),
+            client: Client::simulated(environment, volume(fencing, layers), me as u64, flaw),
             stage: stage.clone(),
             machine,
         }
+    }
+
+    pub fn environment(&self) -> &dyn Environment {
+        self.machine.as_ref()
     }
 
     pub fn life<T>(&self, look: impl FnOnce(&mut Life) -> T) -> T {

@@ -23,8 +23,8 @@ use super::flaw::Flaw;
 use super::life::Life;
 use super::model::{Cell, Gone, Level, Mutation, NodeId, Place, Query, Reply, Request};
 use super::places::{
-    self, DATA, LOG, SINGLES, exactly, of_row, partition_of, place_below, place_of, place_of_note,
-    place_of_record, record_of, row_of,
+    self, DATA, LOG, SINGLES, exactly, of_row, partition_below, partition_of, place_below,
+    place_of, place_of_note, place_of_record, record_of, row_of,
 };
 use super::stamps::Stamps;
 use super::world::{Heard, World};
@@ -252,11 +252,10 @@ impl Environment for Machine {
         key: BlockKey,
         up_to: Generation,
     ) -> Result<Option<Found>> {
-        let level = below::NAMES
-            .iter()
-            .position(|name| *name == volume.as_str());
+        let level = self.stage.lock().level(volume);
         let last = match level {
-            Some(level) => place_below(level, key, up_to),
+            Some((_, false)) => return Ok(None),
+            Some((level, true)) => place_below(level, key, up_to),
             None => place_of(key, up_to),
         };
         let rows = self.read(places::up_to(last), asked).await?;
@@ -280,8 +279,14 @@ impl Environment for Machine {
         Ok(found.into_iter().flatten().collect())
     }
 
-    async fn list_rows(&self, chunk: Chunk) -> Result<Vec<(i64, Generation)>> {
-        let rows = self.read(places::whole(partition_of(chunk)), Asked::Quorum);
+    async fn list_rows(&self, volume: &VolumeName, chunk: Chunk) -> Result<Vec<(i64, Generation)>> {
+        let level = self.stage.lock().level(volume);
+        let partition = match level {
+            Some((_, false)) => return Ok(Vec::new()),
+            Some((level, true)) => partition_below(level, chunk),
+            None => partition_of(chunk),
+        };
+        let rows = self.read(places::whole(partition), Asked::Quorum);
         let rows = rows.await?.into_iter().map(|(row, _)| of_row(chunk.1, row));
         Ok(rows
             .map(|(block, generation)| (block as i64, generation))
@@ -294,7 +299,15 @@ impl Environment for Machine {
         Ok(rows.into_iter().map(|(chunk, _)| chunk).collect())
     }
 
-    async fn scan_chunks(&self, each: &mut (dyn FnMut(Chunk) + Send)) -> Result<()> {
+    async fn scan_chunks(
+        &self,
+        volume: &VolumeName,
+        each: &mut (dyn FnMut(Chunk) + Send),
+    ) -> Result<()> {
+        if self.stage.lock().level(volume).is_some() {
+            below::chunks().for_each(each);
+            return Ok(());
+        }
         for file in [SINGLES, LOG, DATA] {
             for chunk in self.list_chunks(file).await? {
                 each((file, chunk));

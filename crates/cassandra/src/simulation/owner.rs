@@ -64,6 +64,7 @@ pub async fn own(actor: Actor, epoch: Epoch) {
         owner.actor.sleep_some(10_000..150_000).await;
         owner.act();
         owner.actor.look_below();
+        owner.actor.fill_below();
     }
 }
 

@@ -80,11 +80,15 @@ pub fn place_of(key: BlockKey, generation: Generation) -> Place {
 
 /// The same of the volume below with this place among them.
 pub fn place_below(level: usize, key: BlockKey, generation: Generation) -> Place {
-    let own = place_of(key, generation);
+    let chunk = row::chunk_of(key.block.0, BLOCK_BYTES);
     Place {
-        partition: own.partition | (level as u64 + 1) << LEVEL_SHIFT,
-        ..own
+        partition: partition_below(level, (key.file, chunk)),
+        row: row_of(key.block.0, generation),
     }
+}
+
+pub fn partition_below(level: usize, chunk: Chunk) -> u64 {
+    partition_of(chunk) | (level as u64 + 1) << LEVEL_SHIFT
 }
 
 /// The block and generation of a row, if it is one of a block of the volume itself.

@@ -198,3 +198,32 @@ fn a_block_of_its_own_hides_the_one_below_and_the_image_stays() {
         assert_eq!(read(&mut scene, actor, image), Some(below));
     }
 }
+
+/// The contents that a client which knows of no volume below reads of a block that the volume below has, once the volume was filled. `removed` files
+/// are so before.
+fn filled(removed: bool) -> Option<u64> {
+    let mut scene = Scene::new(1, None);
+    scene.stage.lock().lay_over(SmallRng::seed_from_u64(1));
+    let layers = layers();
+    let owner = scene.owner(layers[0].first_epoch.0);
+    scene.run(&owner, move |actor| async move {
+        if removed {
+            actor.client.remove_files(&[BELOW]).await.unwrap();
+        }
+        actor.fill(&layers).await.unwrap();
+    });
+    scene.stage.lock().fill_below(true);
+    let reader = scene.client();
+    let found = scene.run(&reader, |actor| async move {
+        let key = places::key(BELOW, 7);
+        actor.client.read(key, Generation::MAX).await.unwrap()
+    });
+    found.map(|block| of_bytes(Some(&block.data)))
+}
+
+// hazard: LAYER-11
+#[test]
+fn a_fill_brings_no_file_back_that_the_volume_has_removed() {
+    assert!(filled(false).is_some());
+    assert_eq!(filled(true), None);
+}

@@ -16,6 +16,7 @@ use rand::{Rng, SeedableRng};
 use simulate::Coverage;
 use tokio::sync::oneshot;
 
+use super::below::Below;
 use super::flaw::Flaw;
 use super::life::Life;
 use super::model::{
@@ -104,8 +105,7 @@ pub struct World {
     pub fencing: Fencing,
     /// Nothing is late or lost any more.
     pub calm: bool,
-    /// Chance of looks at the volumes below, if there are any.
-    pub below: Option<SmallRng>,
+    pub below: Option<Below>,
     /// What each client is in the middle of.
     pub lives: Vec<Life>,
     pub spawned: Spawned,

@@ -13,7 +13,7 @@ use tokio_postgres::Client;
 
 use crate::failover::open_transactions;
 use crate::stage::{Stage, TIMEOUT};
-use crate::{branched, rewound};
+use crate::{branched, filled, rewound};
 
 /// How often an active is frozen in each of the tests of that, if the environment does not say.
 const ZOMBIES: usize = 2;
@@ -50,6 +50,13 @@ impl CassandraStage {
     /// As [`Stage::verify`], and ends Cassandra.
     async fn verify(self) -> Result<()> {
         Box::pin(self.stage.verify()).await?;
+        block_in_place(|| drop(self.cassandra));
+        self.scratch.succeed()
+    }
+
+    /// As [`Stage::end`], and ends Cassandra.
+    async fn end(self) -> Result<()> {
+        Box::pin(self.stage.end()).await?;
         block_in_place(|| drop(self.cassandra));
         self.scratch.succeed()
     }
@@ -223,13 +230,20 @@ async fn branches_go_their_own_ways() -> Result<()> {
     cluster.verify().await
 }
 
+// hazard: LAYER-10, LAYER-13
+#[tokio::test(flavor = "multi_thread")]
+#[ignore = "on Cassandra: make test-cassandra"]
+async fn a_branch_is_filled_and_what_it_was_made_of_is_dropped() -> Result<()> {
+    let mut cluster = Box::pin(CassandraStage::open("filled", true, "wide")).await?;
+    Box::pin(filled::fill_and_drop(&mut cluster.stage, false)).await?;
+    cluster.end().await
+}
+
 // hazard: MOVE-1
 #[tokio::test(flavor = "multi_thread")]
 #[ignore = "on Cassandra: make test-cassandra"]
 async fn a_rewind_is_undone() -> Result<()> {
     let mut cluster = Box::pin(CassandraStage::open("rewound", true, "wide")).await?;
     Box::pin(rewound::back_and_forth(&mut cluster.stage, false)).await?;
-    Box::pin(cluster.stage.end()).await?;
-    block_in_place(|| drop(cluster.cassandra));
-    cluster.scratch.succeed()
+    cluster.end().await
 }

@@ -1,4 +1,5 @@
-//! `understudy branch fill`: the zones copy what a branch shows of its parent, which it needs no more then.
+//! `understudy branch fill`: the zones copy what a branch shows of its parent, which it needs no more then. Apache Cassandra copies
+//! nothing by itself: there, the command does.
 //!
 //! ```text
 //!   record "fill" ─▶ each zone copies ─▶ all zones have all, twice in a row ─▶ record "filled" ─▶ all zones know it ─▶ pin goes
@@ -10,6 +11,7 @@ use std::collections::HashMap;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use coordination::config::ClusterConfig;
 use coordination::records::{Branch, BranchState, Filling, Record};
 use coordination::tier;
 use dax::error::ErrorKind;
@@ -56,14 +58,6 @@ pub(super) async fn run(args: cli::FillBranch) -> anyhow::Result<Code> {
     let secret = args.secret.secret_file.as_deref();
     let there = in_volume(registry.config.cluster(), &branch.volume, secret)?;
     let storage = in_time(async { Ok(tier::connect(&there, "fill").await?) }).await?;
-    if storage.settings().layer.is_none() {
-        let said = format!("{name} does not lie over another volume: it needs none");
-        return Err(Failure::new(Code::Refused, said).into());
-    }
-    if there.store.is_some() {
-        let said = "a branch on Apache Cassandra cannot be filled".to_owned();
-        return Err(Failure::new(Code::Refused, said).into());
-    }
     let filling = Filling::load(storage.as_ref()).await?;
     if filling.is_some_and(|filling| !filling.done) {
         let said = format!("the image of {name} is still copied from its repository");
@@ -73,9 +67,12 @@ pub(super) async fn run(args: cli::FillBranch) -> anyhow::Result<Code> {
     }
     let began = Instant::now();
     tokio::select! {
-        filled = fill(&storage, name, args.json) => filled?,
+        filled = fill(&there, &storage, name, args.json) => filled?,
         () = crate::commands::process::interrupted() => {
-            eprintln!("the zones go on; understudy branch fill {name} waits for them again");
+            match there.store {
+                Some(_) => eprintln!("nothing is lost; understudy branch fill {name} begins again"),
+                None => eprintln!("the zones go on; understudy branch fill {name} waits for them again"),
+            }
             return Ok(Code::Interrupted);
         }
     }
@@ -110,8 +107,31 @@ pub(super) async fn run(args: cli::FillBranch) -> anyhow::Result<Code> {
     Ok(Code::Ok)
 }
 
+/// Copies what the branch shows, or has the zones do so.
+async fn fill(
+    there: &ClusterConfig,
+    storage: &Arc<dyn Storage>,
+    name: &str,
+    quiet: bool,
+) -> anyhow::Result<()> {
+    let mut printed: Option<Instant> = None;
+    let mut progress = |copied: usize, all: usize| {
+        if printed.is_none_or(|at| at.elapsed() >= PRINT_EVERY) && !quiet {
+            printed = Some(Instant::now());
+            println!("{name}: {} %", copied * 100 / all.max(1));
+        }
+    };
+    if storage.settings().layer.is_none() {
+        return Ok(());
+    }
+    match tier::fill_volume(there, &mut progress).await? {
+        true => Ok(()),
+        false => fill_zones(storage, name, quiet).await,
+    }
+}
+
 /// Has the zones copy, and says when all have everything.
-async fn fill(storage: &Arc<dyn Storage>, name: &str, quiet: bool) -> anyhow::Result<()> {
+async fn fill_zones(storage: &Arc<dyn Storage>, name: &str, quiet: bool) -> anyhow::Result<()> {
     put(storage, FILL).await?;
     let mut before = None;
     let mut printed: Option<Instant> = None;
