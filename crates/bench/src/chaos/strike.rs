@@ -1,8 +1,10 @@
 //! Carries faults out, and takes them back when their time is over.
 
+use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
 use anyhow::Context;
+use cluster::disk::Disk;
 use cluster::process;
 use cluster::wan::Quality;
 use tokio::process::Command;
@@ -21,8 +23,10 @@ const TICK: Duration = Duration::from_millis(100);
 const ORDER_WITHIN: Duration = Duration::from_secs(60);
 /// What a full disk still has: less than a zone wants to leave free, enough for its own needs.
 const LEFT_BYTES: u64 = 512 << 20;
-/// Bytes that rot at a place, and places.
-const ROT: (u64, u32) = (16, 8);
+/// Bytes that rot at a place,
+const ROT_BYTES: u64 = 16;
+/// and places that rot, or become unreadable.
+const ROT_PLACES: u32 = 8;
 
 pub(super) type Outcome = Result<(), Refusal>;
 
@@ -205,8 +209,10 @@ impl Stage {
             }
             Fault::LoseDisk(zone) => Ok(self.lose_disk(zone, until)),
             Fault::FillDisk(zone) => self.fill_disk(zone, until),
-            Fault::RotDisk(zone, place) => self.rot_disk(zone, place),
-            Fault::FailReads(zone, place) => self.fail_reads(zone, place),
+            Fault::RotDisk(zone, place) => {
+                Ok(self.damage(zone, place, |disk, place| disk.rot(place, ROT_BYTES)))
+            }
+            Fault::FailReads(zone, place) => Ok(self.damage(zone, place, Disk::fail_reads)),
             Fault::JumpClock(_, seconds) => self.jump_clock(member, seconds, until),
             Fault::Switchover => self.order(&["switchover"], None),
             Fault::Failover => self.order(&["failover", "--force"], None),
@@ -328,30 +334,20 @@ impl Stage {
         Ok(outcome)
     }
 
-    fn fail_reads(&mut self, zone: u8, place: u32) -> anyhow::Result<Outcome> {
-        if let Err(why) = self.faults.damage(zone) {
-            return Ok(Err(why));
+    /// Damages a zone's disk in several places.
+    fn damage(
+        &mut self,
+        zone: u8,
+        place: u32,
+        damage: impl Fn(&Disk, u32) -> anyhow::Result<Option<(PathBuf, u64)>>,
+    ) -> Outcome {
+        self.faults.damage(zone)?;
+        for n in 0..ROT_PLACES {
+            let place = place.wrapping_add((u32::MAX / ROT_PLACES).wrapping_mul(n));
+            let damaged = damage(&self.disks[usize::from(zone)], place);
+            tracing::info!(zone, ?damaged, "damage");
         }
-        let (_, places) = ROT;
-        for n in 0..places {
-            let place = place.wrapping_add((u32::MAX / places).wrapping_mul(n));
-            let failed = self.disks[usize::from(zone)].fail_reads(place);
-            tracing::info!(zone, ?failed, "unreadable");
-        }
-        Ok(Ok(()))
-    }
-
-    fn rot_disk(&mut self, zone: u8, place: u32) -> anyhow::Result<Outcome> {
-        if let Err(why) = self.faults.damage(zone) {
-            return Ok(Err(why));
-        }
-        let (bytes, places) = ROT;
-        for n in 0..places {
-            let place = place.wrapping_add((u32::MAX / places).wrapping_mul(n));
-            let rotten = self.disks[usize::from(zone)].rot(place, bytes);
-            tracing::info!(zone, ?rotten, "rot");
-        }
-        Ok(Ok(()))
+        Ok(())
     }
 
     fn jump_clock(

@@ -24,7 +24,7 @@ const SIMULATION: Simulation<Flaw> = Simulation {
         ("seals completed", 700),
         ("transactions applied after they were given up", 150),
         ("layered volumes", 20),
-        ("reads of the volumes below", 900),
+        ("reads of the volumes below", 1000),
         ("volumes filled", 10),
     ],
     flaws: &Flaw::ALL,

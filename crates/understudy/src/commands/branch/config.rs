@@ -22,7 +22,7 @@ pub(super) fn file(directory: &Path) -> PathBuf {
 /// Makes the directory and writes the files into it. Returns PostgreSQL's port.
 ///
 /// # Errors
-/// A node cannot run with these files: none of them is left.
+/// A node cannot run with these files: none of them is written.
 pub(super) fn write(
     parent: &Path,
     directory: &Path,
@@ -31,40 +31,27 @@ pub(super) fn write(
     secret: Option<&Path>,
 ) -> anyhow::Result<u16> {
     make(directory)?;
-    let written = write_into(parent, directory, volume, port, secret).and_then(|port| {
-        Config::load(&file(directory))
-            .map(|_| port)
-            .map_err(Into::into)
-    });
-    if written.is_err() {
-        for path in [file(directory), key_path(directory)] {
-            // The first error says more.
-            let _ = std::fs::remove_file(path);
-        }
-    }
-    written
-}
-
-fn write_into(
-    parent: &Path,
-    directory: &Path,
-    volume: &VolumeName,
-    port: Option<u16>,
-    secret: Option<&Path>,
-) -> anyhow::Result<u16> {
     let text = std::fs::read_to_string(parent)
         .with_context(|| format!("cannot read {}", parent.display()))?;
     let mut table: Table = text.parse()?;
-    let key = key_file(&table, directory, volume, secret)?;
     let port = match port {
         Some(port) => port,
         None => free_port()?,
     };
     change(&mut table, directory, volume, port, free_port()?);
-    if let Some(key) = key {
-        table.insert("key".to_owned(), text_of(&key));
+    let key = match table.contains_key("key") {
+        true => Some(key_of(volume, secret)?),
+        false => None,
+    };
+    if key.is_some() {
+        table.insert("key".to_owned(), text_of(&key_path(directory)));
     }
-    std::fs::write(file(directory), toml::to_string(&table)?)?;
+    let text = toml::to_string(&table)?;
+    Config::parse(&text)?;
+    if let Some(key) = key {
+        write_new(&key_path(directory), &key.to_hex())?;
+    }
+    std::fs::write(file(directory), text)?;
     Ok(port)
 }
 
@@ -174,21 +161,6 @@ fn make(directory: &Path) -> anyhow::Result<()> {
         Err(_) => std::fs::create_dir_all(directory)
             .with_context(|| format!("cannot make {}", directory.display())),
     }
-}
-
-/// The key of the branch's volume, if the database's has one.
-fn key_file(
-    table: &Table,
-    directory: &Path,
-    volume: &VolumeName,
-    secret: Option<&Path>,
-) -> anyhow::Result<Option<PathBuf>> {
-    if !table.contains_key("key") {
-        return Ok(None);
-    }
-    let path = key_path(directory);
-    write_new(&path, &key_of(volume, secret)?.to_hex())?;
-    Ok(Some(path))
 }
 
 /// The key of a volume, made from the zones' secret.
