@@ -331,7 +331,7 @@ async fn attend(hub: &Hub, is_up: &mut bool) -> Result<(), WireError> {
                 *hub.aside_since.lock() = Some(since);
             }
             tracing::info!(transaction = %ledger.floor(), is_diverged, "the member answers");
-            hub.act(|manager, _| {
+            hub.act(|manager, out| {
                 manager.member_up(ledger, saved, is_diverged, log);
                 if let Some(prepared) = prepared {
                     manager.member_has(prepared.has);
@@ -341,6 +341,11 @@ async fn attend(hub: &Hub, is_up: &mut bool) -> Result<(), WireError> {
                 }
                 hub.member.begin(manager.life(), key);
                 hub.capture.begin(manager.life());
+                if !manager.role().serves() {
+                    // What the other manager has said until now is about what the member was before.
+                    hub.peer.lock().take();
+                    manager.peer_lost(out);
+                }
                 manager.life()
             })
         }

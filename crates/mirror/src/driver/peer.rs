@@ -279,7 +279,11 @@ async fn link(hub: &Arc<Hub>, stream: Socket) {
     let reading = async {
         while let Ok(packet) = read_heard(&mut reader, silence, heard).await {
             if let Packet::Message(message) = packet {
-                hub.act(|manager, out| manager.peer(message, out));
+                hub.act(|manager, out| {
+                    if own.upgrade().is_some() {
+                        manager.peer(message, out);
+                    }
+                });
             }
         }
     };

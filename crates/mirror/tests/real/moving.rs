@@ -271,6 +271,32 @@ fn a_manager_that_ends_sends_sessions_home() {
     );
 }
 
+/// The zones did not answer for a little longer than the lease, and every session with something under way was ended.
+// hazard: MIRROR-78
+#[test]
+fn zones_that_are_slow_for_a_moment_end_nothing() {
+    let site = with_schema("");
+    site.settle();
+    let primary = site.who_serves();
+    let client = site.connect();
+    let epoch = site.status(primary).expect("it runs").epoch;
+    site.cut_off(primary, true);
+    let asked = std::time::Instant::now();
+    let (answer, ()) = site.runtime.block_on(async {
+        let healed = async {
+            tokio::time::sleep(Duration::from_millis(1_300)).await;
+            site.cut_off(primary, false);
+        };
+        tokio::join!(client.simple_query("SELECT pg_sleep(1.15)"), healed)
+    });
+    answer.expect("it is answered when the zones have confirmed the epoch");
+    assert!(
+        asked.elapsed() > Duration::from_millis(1_290),
+        "before that"
+    );
+    assert_eq!(site.status(primary).expect("it runs").epoch, epoch);
+}
+
 /// Sessions with nothing under way outlive their member.
 // hazard: MIRROR-36
 #[test]

@@ -20,7 +20,8 @@
 //! crashes lacks what it had committed last, and executes it again, so the log keeps what a member does not have on its disk for
 //! certain ([`Manager::saved`]), and what was done in an earlier life of the server counts for nothing. A primary answers reads only if the zones have confirmed its epoch within the
 //! lease, and its successor does not serve before the lease has passed, so that no read is old if their clocks run equally
-//! fast. A member that differed once never serves, and executes nothing, until it was made anew. One that belongs to another log, or
+//! fast. If the lease passes, answers wait until the zones confirm the epoch again: it ends only if they say so, or say nothing for
+//! some time. A member that differed once never serves, and executes nothing, until it was made anew. One that belongs to another log, or
 //! has what the log has never had, does neither, nor is it made anew: the numbers of transactions would be taken for those that it has,
 //! and which of both is right only an operator knows.
 //!
@@ -329,6 +330,7 @@ impl Manager {
             .filter(|primary| primary.epoch == epoch)
         {
             primary.confirmed_ms = primary.confirmed_ms.max(asked_ms);
+            primary.asked = 0;
         }
     }
 

@@ -17,13 +17,16 @@ use serde::{Deserialize, Serialize};
 use super::super::flaw::Flaw;
 use super::super::log::Identity;
 use super::super::record::{Number, Record};
-use super::primary::{Follower, together};
+use super::primary::{Follower, Primary, together};
 use super::{Effect, Manager, Role, Why};
 
 /// How many times nearer than it must a follower comes, if it can.
 const NEARER: u64 = 16;
 /// For so many timeouts it is waited for that it does.
 const PATIENCE: u64 = 2;
+/// So many times a primary whose lease has passed must have asked the zones before it gives its epoch up: a process that runs asks four times in a
+/// lease.
+const ASKED_IN_VAIN: u32 = 5;
 
 /// What one manager tells the other.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -192,12 +195,12 @@ impl Manager {
     /// What a primary does now and then.
     pub(super) fn primary_tick(&mut self, out: &mut Vec<Effect>) {
         let (now_ms, timeout_ms) = (self.now_ms, self.rules.timeout_ms);
-        let confirmed_ms = self
-            .primary
-            .as_ref()
-            .map_or(0, |primary| primary.confirmed_ms);
-        if now_ms.saturating_sub(confirmed_ms) > self.rules.lease_ms {
-            // Another manager may own a higher epoch, and nothing that is read here may be right any more.
+        let lease_ms = self.rules.lease_ms;
+        let is_lost = |primary: &Primary| {
+            // Its time alone would end the epoch of a process that has stood still, or whose zones were slow once.
+            now_ms.saturating_sub(primary.confirmed_ms) > lease_ms && primary.asked >= ASKED_IN_VAIN
+        };
+        if self.primary.as_ref().is_some_and(is_lost) {
             return self.step_down(Why::Replaced, out);
         }
         self.send_alive(out);
@@ -205,6 +208,7 @@ impl Manager {
         let Some(primary) = &mut self.primary else {
             return;
         };
+        primary.asked += 1;
         let durable = primary.durable;
         if let Some(follower) = &mut primary.follower {
             let lag = follower.lag(durable);

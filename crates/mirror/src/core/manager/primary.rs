@@ -101,6 +101,8 @@ pub struct Primary {
     pub log: Identity,
     /// When the epoch stood for certain.
     pub confirmed_ms: u64,
+    /// How often the zones were asked since they have answered.
+    pub asked: u32,
     pub follower: Option<Follower>,
     pub is_draining: bool,
     next: Number,
@@ -119,6 +121,7 @@ impl Primary {
             durable: last,
             log,
             confirmed_ms: now_ms,
+            asked: 0,
             follower: None,
             is_draining: false,
             next: last.next(),

@@ -42,7 +42,7 @@ impl Manager {
     /// True if it knows of each commit of its member whether the log has it, or can get it.
     pub fn has_tail(&self) -> bool {
         let standby = &self.standby;
-        let lacks = |record: &Record| self.captured.is_of_others(&record.draft.header);
+        let lacks = |record: &Record| !self.captured.contains(&record.draft.header);
         standby.has_tail() || standby.epoch.is_some() && standby.held.iter().any(lacks)
     }
 
@@ -77,10 +77,12 @@ impl Manager {
     /// Takes the next record.
     pub(super) fn take_rows(&mut self, record: Record, out: &mut Vec<Effect>) {
         self.captured.note(&record);
-        if self.standby.is_unsettled && !self.flawed(Flaw::SurplusIgnored) {
+        let header = record.draft.header;
+        let has = self.captured.contains(&header) && self.standby.held.is_empty();
+        // What the member has must not wait: a primary sends only so much ahead, and no more than that may be all that comes.
+        if self.standby.is_unsettled && !has && !self.flawed(Flaw::SurplusIgnored) {
             return self.standby.held.push(record);
         }
-        let header = record.draft.header;
         if header.piece == 0 {
             self.leave_pieces(out);
         }

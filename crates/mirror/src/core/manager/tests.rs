@@ -434,3 +434,26 @@ fn a_standby_that_stands_still_with_one_transaction_is_not_waited_for() {
     manager.peer(Message::Applied { numbers, floor }, &mut out);
     assert_eq!(manager.follower(), Some((Number(5), true)));
 }
+
+/// A process that stood still for a second gave its epoch up, and ended whatever its clients had under way.
+// hazard: MIRROR-78
+#[test]
+fn a_lease_that_passes_is_no_loss_until_the_zones_were_asked_in_vain() {
+    let mut manager = primary(0);
+    let mut out = Vec::new();
+    manager.at(3_000).confirmed(1, 3_000, &mut out);
+    // It stood still, and cannot know whether another one serves: nothing is answered meanwhile.
+    manager.at(60_000).tick(&mut out);
+    assert!(!manager.reads(60_000) && manager.role() == Role::Primary);
+    assert!(out.contains(&Effect::Confirm(1)));
+    manager.confirmed(1, 60_000, &mut out);
+    assert!(manager.reads(60_010));
+    let mut ticks = 0;
+    while manager.role() == Role::Primary {
+        ticks += 1;
+        assert!(ticks < 20, "it never gives up");
+        manager.at(60_000 + ticks * 250).tick(&mut out);
+    }
+    assert!(ticks > 4, "{ticks}");
+    assert!(out.contains(&Effect::Unserve));
+}

@@ -7,13 +7,13 @@ use super::World;
 
 impl World {
     pub(super) fn fault(&mut self) {
-        if !self.rng.random_bool(0.09) {
+        if !self.rng.random_bool(0.1) {
             return;
         }
         let at = self.rng.random_range(0..2);
-        match self.rng.random_range(0..14) {
+        match self.rng.random_range(0..16) {
             0 | 1 => self.kill_manager(at),
-            2 | 3 => self.kill_member(at),
+            2 | 3 | 14 => self.kill_member(at),
             4..=7 => self.mend(at),
             8 => {
                 self.cut_link();
@@ -24,7 +24,7 @@ impl World {
                 self.coverage.one("cut off from the zones");
                 self.sites[at].reaches = false;
             }
-            12 => {
+            12 | 15 => {
                 self.coverage.one("handovers asked for");
                 self.with(at, |manager, out| manager.switch_over(out));
             }
@@ -125,6 +125,11 @@ impl World {
     fn cut_link(&mut self) {
         self.trace(|| "the managers lose each other".to_owned());
         self.is_linked = false;
+        self.lose_words();
+    }
+
+    /// Whatever the managers have said to each other is not heard any more.
+    pub(super) fn lose_words(&mut self) {
         for at in 0..2 {
             self.sites[at].inbox.clear();
             if self.sites[at].is_alive {

@@ -334,6 +334,7 @@ impl World {
             manager.member_has(has);
             manager.settled(system, logged);
         });
+        self.lose_words();
     }
 
     /// The member's disk gets what was committed; the manager may have asked for it.

@@ -28,6 +28,7 @@ const SIMULATION: Simulation<Flaw> = Simulation {
 };
 
 // hazard: MIRROR-65
+// hazard: MIRROR-80
 #[test]
 fn histories_keep_the_promises() {
     SIMULATION.keeps_promises(400);

@@ -249,13 +249,18 @@ impl Session {
                     && ends_transaction(message) =>
             {
                 if message[0] == b'Z' {
-                    self.check_lease().map_err(|end| self.unanswered(end))?;
+                    self.check_lease()
+                        .await
+                        .map_err(|end| self.unanswered(end))?;
                 }
                 if !self.hub.config.single {
                     self.wait_for_log().await?;
                 }
             }
-            b'Z' | b'D' => self.check_lease().map_err(|end| self.unanswered(end))?,
+            b'Z' | b'D' => self
+                .check_lease()
+                .await
+                .map_err(|end| self.unanswered(end))?,
             b'E' => {
                 self.direct.has_failed = true;
                 self.prepared.fail();

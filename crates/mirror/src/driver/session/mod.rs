@@ -44,6 +44,8 @@ pub use visit::visit;
 /// What a client is sent is written when it is so much.
 const PENDING_BYTES: usize = 64 << 10;
 
+/// How often an answer that waits for the zones looks whether they have confirmed the epoch.
+const CONFIRMED_IN: Duration = Duration::from_millis(5);
 /// A manager notices within this time that its member is lost.
 const LOSS_NOTICED: Duration = Duration::from_secs(5);
 
@@ -216,15 +218,20 @@ impl Session {
         Ok(reply)
     }
 
-    /// True if what was read is right: nobody else may have become primary in the meantime.
-    fn check_lease(&self) -> Result<()> {
+    /// Waits until what was read is certain to be right: nobody else had become primary in the meantime.
+    async fn check_lease(&mut self) -> Result<()> {
         if self.hub.config.single {
             return Ok(());
         }
-        let now_ms = self.hub.now_ms();
-        match self.hub.look(|manager| manager.reads(now_ms)) {
-            true => Ok(()),
-            false => Err(not_primary()),
+        loop {
+            let now_ms = self.hub.now_ms();
+            if self.hub.look(|manager| manager.reads(now_ms)) {
+                return Ok(());
+            }
+            tokio::select! {
+                gone = gone(&mut self.serving) => return Err(gone),
+                () = tokio::time::sleep(CONFIRMED_IN) => {}
+            }
         }
     }
 }

@@ -239,3 +239,42 @@ fn a_copy_takes_the_sequences_of_commits_that_it_has() {
     ];
     assert_eq!(executed(&mut manager, records), [1]);
 }
+
+/// A copy of a primary has what that has committed since it last wrote down how far it was: more than a primary sends ahead, under load. It
+/// waited for the end of the log, and the primary for it.
+// hazard: MIRROR-79
+#[test]
+fn what_a_member_has_already_does_not_wait_until_it_is_settled() {
+    let mut manager = manager();
+    manager.member_up(Ledger::default(), Number(0), false, Some(LOG));
+    manager.member_has([(7, Lsn(100)), (5, Lsn(100))]);
+    let mut out = Vec::new();
+    manager.peer(alive(1, 9, LOG), &mut out);
+    let send = |manager: &mut Manager, records: Vec<Record>| {
+        let mut out = Vec::new();
+        manager.peer(Message::Records { epoch: 1, records }, &mut out);
+        out
+    };
+    let out = send(
+        &mut manager,
+        vec![rows(1, 5, 90, (0, true)), rows(2, 7, 95, (0, true))],
+    );
+    assert!(manager.is_unsettled() && !manager.has_tail());
+    let floors: Vec<Number> = out
+        .iter()
+        .filter_map(|effect| match effect {
+            Effect::Send(Message::Applied { floor, .. }) => Some(*floor),
+            _ => None,
+        })
+        .collect();
+    assert_eq!(floors, [Number(1), Number(2)], "the primary sends more");
+    // What it lacks waits, and whatever comes behind that.
+    let out = send(
+        &mut manager,
+        vec![rows(3, 5, 110, (0, true)), rows(4, 7, 96, (0, true))],
+    );
+    assert!(out.is_empty() && manager.has_tail(), "{out:?}");
+    let mut out = Vec::new();
+    manager.settle(&mut out);
+    assert_eq!(applies(out), [3]);
+}
