@@ -25,6 +25,8 @@ use crate::statistics::Sample;
 const CLIENTS: u16 = 8;
 /// Longest time that anything here takes.
 const WITHIN: Duration = Duration::from_secs(1800);
+/// What branches and copies are asked for.
+pub(crate) const ASKED: &str = "CREATE TABLE asked (number int); CHECKPOINT";
 /// How often is asked whether a branch serves.
 const POLL: Duration = Duration::from_millis(20);
 
@@ -74,13 +76,19 @@ pub struct Report {
     pub copy_seconds: Sample,
 }
 
-/// One branch.
-struct Branch {
-    total: f64,
-    checkpoint: f64,
-    redo: f64,
-    serve: f64,
-    log_bytes: f64,
+/// One branch; times are in seconds.
+#[derive(Debug, Clone, Serialize)]
+pub struct Branch {
+    /// From the command to the answer of its first query.
+    pub total: f64,
+    /// The part of it that the active's checkpoint takes.
+    pub checkpoint: f64,
+    /// The part of it that PostgreSQL's recovery takes.
+    pub redo: f64,
+    /// The part of it from when the branch is complete.
+    pub serve: f64,
+    /// WAL that recovery reads, in bytes.
+    pub log_bytes: f64,
 }
 
 /// Measures everything; `say` hears what is going on.
@@ -97,20 +105,16 @@ pub async fn run(options: &Options, say: impl Fn(&str)) -> Result<Report> {
         database_bytes,
     } = Filled::start(programs, &options.dir, options.scale, WITHIN).await?;
     let client = connect(&server.config()).await?;
-    let make = "CREATE TABLE asked (number int); CHECKPOINT";
-    client.batch_execute(make).await?;
+    client.batch_execute(ASKED).await?;
 
     let pgbench = async || timed(&options.bin, &server, CLIENTS, options.seconds, &[]).await;
     let (mut alone, mut beside_branch, mut beside_copy) = (Vec::new(), Vec::new(), Vec::new());
     let (mut branches, mut copies) = (Vec::new(), Vec::new());
     for round in 0..=options.rounds {
         let number = i32::try_from(round)?;
-        client
-            .execute("INSERT INTO asked VALUES ($1)", &[&number])
-            .await?;
         let tps = pgbench().await?;
-        let node = cluster.node(&active)?.config.clone();
-        let making = branch(&cluster, &node, &server, options, number);
+        let programs = (options.understudy.as_path(), options.dir.as_path());
+        let making = branch(&cluster, &active, programs, number);
         let (tps_branch, branch) = tokio::try_join!(pgbench(), making)?;
         let (tps_copy, copied) =
             tokio::try_join!(pgbench(), copy(&cluster, &active, options, number))?;
@@ -147,16 +151,21 @@ pub async fn run(options: &Options, say: impl Fn(&str)) -> Result<Report> {
 }
 
 /// Makes a branch, serves it until its first answer, and drops it.
-async fn branch(
+pub(crate) async fn branch(
     cluster: &Cluster,
-    node: &Path,
-    of: &Server,
-    options: &Options,
+    active: &str,
+    options: (&Path, &Path),
     number: i32,
 ) -> Result<Branch> {
+    let (understudy, dir) = options;
+    let (node, of) = (&cluster.node(active)?.config, cluster.server(active)?);
+    let client = connect(&of.config()).await?;
+    client
+        .execute("INSERT INTO asked VALUES ($1)", &[&number])
+        .await?;
     let began = Instant::now();
     let name = format!("branch{number}");
-    let directory = options.dir.join(&name);
+    let directory = dir.join(&name);
     let secret = cluster.options().dir.join("zones.secret");
     let port = ports::free()?;
     let secret = secret.display().to_string();
@@ -168,13 +177,13 @@ async fn branch(
     let made: Value = serde_json::from_str(&cluster.run(&create).await?)?;
     let complete = began.elapsed();
 
-    let mut serve = Command::new(&options.understudy);
+    let mut serve = Command::new(understudy);
     serve
         .args(["branch", "run", "--until-stdin-closes", "--directory"])
         .arg(&directory);
     let log = directory.join("agent.log");
     let mut serving = Process::spawn("branch", serve, &log)?;
-    let server = Server { port, ..of.clone() };
+    let server = Server { port, ..of };
     while !answers(&server, number).await {
         ensure!(
             began.elapsed() < WITHIN,

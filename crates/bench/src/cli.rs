@@ -15,7 +15,7 @@ use clap::{Args, Parser, Subcommand};
 use understudy::cli::duration;
 
 pub use self::backup::BenchBackup;
-pub use self::branch::BenchBranch;
+pub use self::branch::{BenchBranch, BenchSize};
 pub use self::chaos::BenchChaos;
 pub use self::mariadb::BenchMariadb;
 pub use self::mirror::BenchMirror;
@@ -55,6 +55,7 @@ pub enum Bench {
     Zones(BenchZones),
     Backup(BenchBackup),
     Branch(BenchBranch),
+    Size(BenchSize),
     Mariadb(BenchMariadb),
     Proxy(BenchProxy),
     Mirror(BenchMirror),

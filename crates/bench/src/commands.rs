@@ -46,6 +46,7 @@ async fn measure(command: cli::Bench) -> anyhow::Result<Code> {
         cli::Bench::Zones(args) => run_zones(args).await,
         cli::Bench::Backup(args) => backup::run(args).await,
         cli::Bench::Branch(args) => branch::run(args).await,
+        cli::Bench::Size(args) => branch::run_size(args).await,
         cli::Bench::Mariadb(args) => run_mariadb(args).await,
         cli::Bench::Proxy(args) => run_proxy(args).await,
         cli::Bench::Mirror(args) => run_mirror(args).await,

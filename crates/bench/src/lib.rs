@@ -32,6 +32,7 @@ pub mod peers;
 pub mod pgbench;
 pub mod proxy;
 pub(crate) mod rates;
+pub mod size;
 pub(crate) mod slice;
 pub mod soak;
 pub mod standby;

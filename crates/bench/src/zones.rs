@@ -18,6 +18,8 @@ use cluster::clients::verify::Check;
 use cluster::clients::{schema, verify};
 use serde::Serialize;
 
+use crate::filled::database_bytes;
+
 /// How long anything may take before that counts as a failure.
 const TIMEOUT: Duration = Duration::from_secs(120);
 
@@ -124,10 +126,7 @@ pub async fn run(options: &Options, say: impl Fn(&str)) -> anyhow::Result<Report
     schema::create(&options.bin, &server, options.scale).await?;
     let session = connect(&server.config()).await?;
     session.batch_execute("CHECKPOINT").await?;
-    let size = session
-        .query_one("SELECT pg_database_size(current_database())", &[])
-        .await?;
-    let database_bytes = size.get::<_, i64>(0) as u64;
+    let database_bytes = database_bytes(&session).await?;
     cluster.start_others().await?;
     let load_options = load::Options {
         clients: options.clients,
@@ -176,7 +175,7 @@ pub async fn run(options: &Options, say: impl Fn(&str)) -> anyhow::Result<Report
 }
 
 /// Waits until a zone that was just started can be reached.
-async fn listens(address: &str) -> anyhow::Result<()> {
+pub(crate) async fn listens(address: &str) -> anyhow::Result<()> {
     let wait = async {
         while tokio::net::TcpStream::connect(address).await.is_err() {
             tokio::time::sleep(Duration::from_millis(20)).await;

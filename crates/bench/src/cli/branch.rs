@@ -27,3 +27,23 @@ pub struct BenchBranch {
     #[command(flatten)]
     pub scale: Scale,
 }
+
+/// Measure what takes longer with a larger database, and which memory that needs.
+///
+/// A new standby, a branch, the loss of the active and the exchange of a zone, under load. On 50 GB; with --quick, on 1 GB.
+#[derive(Debug, Args)]
+#[command(after_help = "\
+Examples:
+  understudy bench size --quick
+  understudy bench size --gigabytes 5 --json > size.json")]
+pub struct BenchSize {
+    /// Options of every measurement.
+    #[command(flatten)]
+    pub common: Common,
+    /// PostgreSQL.
+    #[command(flatten)]
+    pub programs: Programs,
+    /// Size of the database, in GB.
+    #[arg(long, value_name = "GB")]
+    pub gigabytes: Option<u64>,
+}

@@ -1,4 +1,4 @@
-//! `understudy bench branch`.
+//! `understudy bench branch` and `bench size`.
 
 use cluster::programs;
 use cluster::workspace::Workspace;
@@ -7,7 +7,7 @@ use understudy::exit::Code;
 
 use super::parts::{print, say, understudy};
 use crate::branch::{Options, run as run_all, table};
-use crate::cli;
+use crate::{cli, size};
 
 pub(super) async fn run(args: cli::BenchBranch) -> anyhow::Result<Code> {
     let workspace = Workspace::create(args.common.data.as_deref(), false)?;
@@ -25,5 +25,21 @@ pub(super) async fn run(args: cli::BenchBranch) -> anyhow::Result<Code> {
         () = interrupted() => return Ok(Code::Interrupted),
     };
     print(&args.common, &report, table)?;
+    Ok(Code::Ok)
+}
+
+pub(super) async fn run_size(args: cli::BenchSize) -> anyhow::Result<Code> {
+    let workspace = Workspace::create(args.common.data.as_deref(), false)?;
+    let options = size::Options {
+        bin: programs::find(args.programs.bin.as_deref())?,
+        dir: workspace.path().to_owned(),
+        understudy: understudy()?,
+        table_bytes: args.common.either(args.gigabytes, 1, 50) * 1_000_000_000,
+    };
+    let report = tokio::select! {
+        report = Box::pin(size::run(&options, say)) => report?,
+        () = interrupted() => return Ok(Code::Interrupted),
+    };
+    print(&args.common, &report, size::table)?;
     Ok(Code::Ok)
 }

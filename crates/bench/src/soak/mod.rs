@@ -13,7 +13,7 @@ mod judge;
 pub(crate) mod orders;
 mod readers;
 mod report;
-mod sample;
+pub(crate) mod sample;
 mod tables;
 
 use std::path::PathBuf;

@@ -114,7 +114,7 @@ pub fn tree_bytes(dir: &Path) -> u64 {
 }
 
 /// `VmRSS` of a process's `status` file, in bytes.
-fn resident(status: &str) -> Option<u64> {
+pub(crate) fn resident(status: &str) -> Option<u64> {
     let line = status.lines().find_map(|l| l.strip_prefix("VmRSS:"))?;
     let kilobytes: u64 = line.split_whitespace().next()?.parse().ok()?;
     Some(kilobytes << 10)
