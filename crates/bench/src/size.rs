@@ -6,12 +6,14 @@
 //! Invariant: whatever clients were told is there afterwards, or the measurement fails.
 
 use std::path::PathBuf;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, ensure};
 use cluster::Cluster;
 use cluster::clients::clock::Clock;
 use cluster::clients::load::{self, Load};
+use cluster::clients::schema::Server;
 use cluster::clients::session::connect;
 use cluster::clients::{schema, verify};
 use serde::Serialize;
@@ -32,7 +34,7 @@ const SCRUB_RATE: &str = "1GiB";
 /// Rows of a page of the large table.
 const ROWS_PER_PAGE: u64 = 4;
 /// Rows that are made at once.
-const ROWS: u64 = 1_000_000;
+const ROWS: u64 = 250_000;
 
 /// What is measured.
 #[derive(Debug, Clone)]
@@ -95,7 +97,7 @@ pub async fn run(options: &Options, say: impl Fn(&str)) -> Result<Report> {
     let client = connect(&server.config()).await?;
     client.batch_execute(ASKED).await?;
     let began = Instant::now();
-    fill(&client, options.table_bytes, &say).await?;
+    fill(&server, options.table_bytes, &say).await?;
     let fill_seconds = began.elapsed().as_secs_f64();
     let database_bytes = database_bytes(&client).await?;
     let zone_bytes = tree_bytes(&cluster.options().dir.join("zone-1"));
@@ -174,19 +176,29 @@ pub async fn run(options: &Options, say: impl Fn(&str)) -> Result<Report> {
     })
 }
 
-/// Makes a table of so many bytes.
-async fn fill(client: &tokio_postgres::Client, bytes: u64, say: &impl Fn(&str)) -> Result<()> {
+/// Makes a table of so many bytes, in several sessions: one would wait for the disks of the zones most of the time.
+async fn fill(server: &Server, bytes: u64, say: &impl Fn(&str)) -> Result<()> {
     let rows = bytes / 8192 * ROWS_PER_PAGE;
+    let client = connect(&server.config()).await?;
     let make = "CREATE TABLE large (id bigint, words text); ALTER TABLE large ALTER words SET STORAGE PLAIN";
     client.batch_execute(make).await?;
-    for first in (0..rows).step_by(usize::try_from(ROWS)?) {
-        let last = (first + ROWS).min(rows) - 1;
-        let insert = format!(
-            "INSERT INTO large SELECT n, repeat(md5(n::text), 60) FROM generate_series({first}, {last}) n"
-        );
-        client.batch_execute(&insert).await?;
-        say(&format!("{} of {rows} rows", last + 1));
-    }
+    let next = AtomicU64::new(0);
+    let session = async || {
+        let client = connect(&server.config()).await?;
+        loop {
+            let first = next.fetch_add(ROWS, Ordering::Relaxed);
+            if first >= rows {
+                return anyhow::Ok(());
+            }
+            let last = (first + ROWS).min(rows) - 1;
+            let insert = format!(
+                "INSERT INTO large SELECT n, repeat(md5(n::text), 60) FROM generate_series({first}, {last}) n"
+            );
+            client.batch_execute(&insert).await?;
+            say(&format!("{} of {rows} rows", last + 1));
+        }
+    };
+    tokio::try_join!(session(), session(), session(), session())?;
     client.batch_execute("CHECKPOINT").await?;
     Ok(())
 }
