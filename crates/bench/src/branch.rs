@@ -25,7 +25,7 @@ use crate::statistics::Sample;
 const CLIENTS: u16 = 8;
 /// Longest time that anything here takes.
 const WITHIN: Duration = Duration::from_secs(1800);
-/// What branches and copies are asked for.
+/// The table of which branches and copies are asked for the last row.
 pub(crate) const ASKED: &str = "CREATE TABLE asked (number int); CHECKPOINT";
 /// How often is asked whether a branch serves.
 const POLL: Duration = Duration::from_millis(20);

@@ -1,4 +1,4 @@
-//! `understudy bench size`: what takes longer with a larger database, and which memory it needs.
+//! `understudy bench size`: times that may grow with the size of a database, and the memory of each process.
 //!
 //! A cluster with pgbench's tables and one table of many pages. In turn, under load from the second step on: a new standby, a branch, the
 //! loss of the active, and the exchange of a zone for an empty one.
@@ -23,20 +23,20 @@ use crate::filled::{database_bytes, settings};
 use crate::soak::sample::{resident, tree_bytes};
 use crate::zones::listens;
 
-/// pgbench's scale: what clients change.
+/// Scale of pgbench's tables, which clients change.
 const SCALE: u32 = 20;
 /// Zones and nodes share the machine here: clients at full speed would leave nothing for a branch or a scrub.
 const COMMITS_PER_SECOND: f64 = 300.0;
 /// Longest time that anything here takes.
 const WITHIN: Duration = Duration::from_secs(7200);
-/// What a scrub compares in a second: an exchange shall not wait for its own limit.
+/// Limit of a scrub in a second: an exchange shall not wait for that.
 const SCRUB_RATE: &str = "1GiB";
 /// Rows of a page of the large table.
 const ROWS_PER_PAGE: u64 = 4;
 /// Rows that are made at once.
 const ROWS: u64 = 250_000;
 
-/// What is measured.
+/// Options of the measurement.
 #[derive(Debug, Clone)]
 pub struct Options {
     /// PostgreSQL's programs.
@@ -63,7 +63,7 @@ pub struct Memory {
 pub struct Report {
     /// Of the database.
     pub database_bytes: u64,
-    /// What one zone takes on its disk.
+    /// Room that one zone takes on its disk.
     pub zone_bytes: u64,
     /// Until the large table was there.
     pub fill_seconds: f64,

@@ -4,7 +4,7 @@
 
 use std::sync::atomic::Ordering;
 
-use super::hub::Hub;
+use super::hub::{Hub, READ_AGAIN};
 use super::level::Surplus;
 use super::rows;
 use super::state;
@@ -17,8 +17,20 @@ impl Hub {
     /// Ends all that clients have begun at the member, which serves nobody any more: their commits would wait for ever. Not once it serves
     /// again: the sessions are those of the next epoch then.
     pub(super) async fn end_writers(&self) {
-        let _no_client_is_let_in = self.doorway.lock().await;
         let life = self.look(Manager::life);
+        let is_due = || {
+            let stands = self.look(|manager| manager.life() == life && !manager.role().serves());
+            stands && self.capture.began.lock().is_none()
+        };
+        // Nobody else does it, and the member serves nobody before that.
+        while is_due() && !self.end_writers_of(life).await {
+            tokio::time::sleep(READ_AGAIN).await;
+        }
+    }
+
+    /// The same once, in a life of the member's server; false if that could not be done.
+    async fn end_writers_of(&self, life: Life) -> bool {
+        let _no_client_is_let_in = self.doorway.lock().await;
         let serves_nobody = || !self.role().serves();
         let ended = async {
             let mut session = Postgres::connect(&self.member.target, "understudy mirror").await?;
@@ -30,9 +42,11 @@ impl Hub {
                     manager.own_ends(began);
                     *self.capture.began.lock() = Some(began);
                 }
+                true
             }),
             Err(error) => {
-                tracing::debug!(%error, "clients' sessions at the member cannot be ended now")
+                tracing::debug!(%error, "clients' sessions at the member cannot be ended now");
+                false
             }
         }
     }

@@ -47,8 +47,9 @@ pub async fn watch(hub: Arc<Hub>) {
     loop {
         let epoch = *epochs.borrow_and_update();
         let is_used = hub.capture.began.lock().is_some() || epoch.is_some();
-        // One that is to be replaced, or to be rewound, says nothing more.
-        if is_used && !hub.replaces.load(Ordering::Acquire) {
+        // One that is to be replaced, or to be rewound, says nothing more, unless the one that it is to be replaced by was lost.
+        let takes_over = hub.look(|manager| manager.taking().is_some());
+        if is_used && (takes_over || !hub.replaces.load(Ordering::Acquire)) {
             let streaming = stream(&hub, epoch);
             let ended = tokio::select! {
                 ended = streaming => ended,
@@ -456,7 +457,7 @@ impl Stream<'_> {
         Ok(())
     }
 
-    /// Commits that a standby's member has made by itself are in the log, or it is replaced.
+    /// Commits that a standby's member has made by itself are in the log, or it is replaced. It may lose its epoch at any moment.
     fn prove(&mut self) -> Result<(), WireError> {
         if self.log.is_some() {
             return Ok(());
@@ -467,7 +468,7 @@ impl Stream<'_> {
             let logged = manager.logged_of(system);
             (logged, manager.has_tail(), manager.is_unsettled(), may_log)
         };
-        let (logged, has_tail, is_unsettled, may_log) = self.hub.look(look);
+        let looked @ (logged, has_tail, is_unsettled, may_log) = self.hub.look(look);
         self.confirmed.proved(logged);
         self.surplus.is_logged(logged);
         let began = *self.hub.capture.began.lock();
@@ -478,7 +479,11 @@ impl Stream<'_> {
                 self.hub.has_surplus(end, Some(surplus));
                 return Err(broken("the member has commits that the log does not have"));
             }
-            _ if has_all && is_unsettled => self.hub.act(|manager, out| manager.settle(out)),
+            _ if has_all && is_unsettled => self.hub.act(|manager, out| {
+                if look(manager) == looked && *self.hub.capture.began.lock() == began {
+                    manager.settle(out);
+                }
+            }),
             _ => {}
         }
         Ok(())

@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 use dax::tls::{PostgresServer, Tls};
 use parking_lot::Mutex;
 use proxy::core::sql::Statements;
-use tokio::sync::{mpsc, watch};
+use tokio::sync::{Notify, mpsc, watch};
 
 use super::advice::advice;
 use super::apply::Applied;
@@ -67,6 +67,8 @@ pub struct Hub {
     ready: Ready,
     /// The epoch in which clients are served.
     serving: watch::Sender<Option<u32>>,
+    /// The zones have confirmed the epoch.
+    pub confirmed: Notify,
     /// Held by whoever lets clients in, or ends what they have left at the member.
     pub doorway: tokio::sync::Mutex<()>,
     jobs: mpsc::UnboundedSender<Job>,
@@ -121,6 +123,7 @@ impl Hub {
             started: Instant::now(),
             ready: Ready::default(),
             serving: watch::Sender::new(None),
+            confirmed: Notify::new(),
             doorway: tokio::sync::Mutex::default(),
             jobs,
             peer: Mutex::default(),
@@ -263,7 +266,10 @@ impl Hub {
         let _ = self.jobs.send(job);
     }
 
-    fn spawn<F: Future<Output = ()> + Send + 'static>(&self, act: impl FnOnce(Arc<Hub>) -> F) {
+    pub(super) fn spawn<F: Future<Output = ()> + Send + 'static>(
+        &self,
+        act: impl FnOnce(Arc<Hub>) -> F,
+    ) {
         if let Some(hub) = self.me.upgrade() {
             tokio::spawn(act(hub));
         }
@@ -350,6 +356,23 @@ impl Hub {
         });
     }
 
+    /// True if what the member has said until now is certain to be right: nobody else had become primary in the meantime.
+    pub fn is_confirmed(&self) -> bool {
+        let now_ms = self.now_ms();
+        self.look(|manager| manager.reads(now_ms))
+    }
+
+    /// Waits until that is so.
+    pub async fn until_confirmed(&self) {
+        loop {
+            let confirmed = self.confirmed.notified();
+            if self.is_confirmed() {
+                return;
+            }
+            confirmed.await;
+        }
+    }
+
     /// Waits for as long as this manager is primary and about to let clients in, which takes some milliseconds.
     pub async fn about_to_serve(&self) {
         let mut serving = self.serving();
@@ -357,6 +380,10 @@ impl Hub {
             while self.role().serves() && serving.borrow_and_update().is_none() {
                 // If it loses the epoch instead, nobody says so here.
                 let _ = tokio::time::timeout(READ_AGAIN, serving.changed()).await;
+            }
+            tokio::select! {
+                () = self.until_confirmed() => {}
+                _ = serving.wait_for(Option::is_none) => {}
             }
         };
         let _ = tokio::time::timeout(OPENS_IN, opens).await;

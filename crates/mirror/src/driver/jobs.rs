@@ -68,7 +68,8 @@ impl Hub {
         let asked_ms = self.now_ms();
         match self.zones.confirm().await {
             Ok(confirmed) if confirmed == epoch => {
-                self.act(|manager, out| manager.confirmed(epoch, asked_ms, out))
+                self.act(|manager, out| manager.confirmed(epoch, asked_ms, out));
+                self.confirmed.notify_waiters();
             }
             Ok(_) => {}
             Err(error) if error.kind() == dax::error::ErrorKind::Fenced => {

@@ -343,7 +343,9 @@ async fn attend(hub: &Hub, is_up: &mut bool) -> Result<(), WireError> {
                 hub.capture.begin(manager.life());
                 if !manager.role().serves() {
                     // What the other manager has said until now is about what the member was before.
-                    hub.peer.lock().take();
+                    if hub.peer.lock().take().is_some() {
+                        hub.spawn(peer::look_after);
+                    }
                     manager.peer_lost(out);
                 }
                 manager.life()

@@ -248,8 +248,10 @@ async fn link(hub: &Arc<Hub>, stream: Socket) {
     let (sender, mut messages) = mpsc::unbounded_channel();
     // Nobody else keeps it: a connection that is replaced has nothing more to send, and ends.
     let own = sender.downgrade();
-    hub.peer.lock().replace(sender);
-    hub.act(|manager, out| manager.peer_lost(out));
+    hub.act(|manager, out| {
+        hub.peer.lock().replace(sender);
+        manager.peer_lost(out);
+    });
     tracing::info!("connected to the other manager");
     let writing = async {
         let mut next = Vec::new();
@@ -292,21 +294,24 @@ async fn link(hub: &Arc<Hub>, stream: Socket) {
         () = reading => {}
     }
     let is_ours = own.upgrade().is_some_and(|own| {
-        let mut current = hub.peer.lock();
-        current
-            .take_if(|current| current.same_channel(&own))
-            .is_some()
+        hub.act(|manager, out| {
+            let is_own = |current: &mut mpsc::UnboundedSender<_>| current.same_channel(&own);
+            let taken = hub.peer.lock().take_if(is_own);
+            if taken.is_some() {
+                manager.peer_lost(out);
+            }
+            taken.is_some()
+        })
     });
     if is_ours {
         tracing::info!("the connection to the other manager is broken");
-        hub.act(|manager, out| manager.peer_lost(out));
         tokio::spawn(look_after(hub.clone()));
     }
 }
 
 /// Looks whether the other manager's process has ended: then its machine refuses connections. One that does not answer is
 /// waited for until the timeout.
-async fn look_after(hub: Arc<Hub>) {
+pub(super) async fn look_after(hub: Arc<Hub>) {
     let deadline = tokio::time::Instant::now() + hub.config.timeout;
     while tokio::time::Instant::now() < deadline && hub.peer.lock().is_none() {
         let tried = tokio::time::timeout(LOOK_EVERY, TcpStream::connect(&hub.config.peer)).await;

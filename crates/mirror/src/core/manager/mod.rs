@@ -330,7 +330,10 @@ impl Manager {
             .filter(|primary| primary.epoch == epoch)
         {
             primary.confirmed_ms = primary.confirmed_ms.max(asked_ms);
-            primary.asked = 0;
+            // What was asked too long ago helps nobody: somebody whose zones answer all of it so late serves no better.
+            if self.now_ms.saturating_sub(asked_ms) <= self.rules.lease_ms {
+                primary.asked = 0;
+            }
         }
     }
 

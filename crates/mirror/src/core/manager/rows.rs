@@ -2,9 +2,9 @@
 //!
 //! A member has the commits that it has made, although nothing in it says which number they have in the log; and those that were in
 //! the snapshot that it was copied from. Invariant: rows of a commit that the member has are never executed there; a long transaction
-//! counts as a whole, and its pieces count for nothing if the end is not in the log. Nothing is executed on a member that was primary's
-//! before it is known which commits it has by itself, and that the log has, or can get, all of them: until then records wait as they
-//! have come.
+//! counts as a whole, and its pieces count for nothing if the end is not in the log. Rows are executed on a member that was primary's
+//! only once it is known which commits it has by itself, and that the log has, or can get, all of them: until then the first record
+//! that it lacks waits, and whatever comes behind that.
 
 use super::super::flaw::Flaw;
 use super::super::record::{Number, Record};

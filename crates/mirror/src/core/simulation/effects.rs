@@ -35,11 +35,12 @@ impl World {
                 site.asked.push_back(effect);
             }
             Effect::Confirm(epoch) if site.reaches => {
-                let (now_ms, highest) = (self.now_ms, self.zones.epoch);
-                self.with(at, |manager, out| match epoch == highest {
-                    true => manager.confirmed(epoch, now_ms, out),
-                    false => manager.fenced(epoch, out),
-                });
+                let answer = (epoch, self.zones.epoch, self.now_ms);
+                site.confirms.push_back(answer);
+                // Others come late.
+                if self.rng.random_bool(0.7) {
+                    self.hear_of_epoch(at);
+                }
             }
             Effect::Confirm(_) => {}
             Effect::Release | Effect::MarkDiverged => {
@@ -176,11 +177,22 @@ impl World {
         self.zones.log.last().map(|record| record.number)
     }
 
+    /// A manager hears whether its epoch stood when it asked.
+    fn hear_of_epoch(&mut self, at: usize) {
+        if let Some((epoch, highest, asked_ms)) = self.sites[at].confirms.pop_front() {
+            self.with(at, |manager, out| match epoch == highest {
+                true => manager.confirmed(epoch, asked_ms, out),
+                false => manager.fenced(epoch, out),
+            });
+        }
+    }
+
     /// The zones answer a manager's next question.
     pub(super) fn answer_one(&mut self, at: usize) {
         if !self.sites[at].reaches || !self.sites[at].is_alive {
             return;
         }
+        self.hear_of_epoch(at);
         let Some(asked) = self.sites[at].asked.pop_front() else {
             return;
         };

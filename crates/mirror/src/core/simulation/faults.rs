@@ -51,6 +51,7 @@ impl World {
         site.reports.clear();
         site.late.clear();
         site.asked.clear();
+        site.confirms.clear();
         site.stream = None;
         site.began = None;
         site.level = None;

@@ -94,6 +94,8 @@ struct Site {
     late: Vec<Report>,
     /// Questions to the zones.
     asked: VecDeque<Effect>,
+    /// Answers of the zones about an epoch: the one it was, the highest, and when it was asked.
+    confirms: VecDeque<(u32, u32, u64)>,
     inbox: VecDeque<Message>,
 }
 
@@ -153,6 +155,7 @@ impl World {
             reports: Vec::new(),
             late: Vec::new(),
             asked: VecDeque::new(),
+            confirms: VecDeque::new(),
             inbox: VecDeque::new(),
         };
         let mut world = World {

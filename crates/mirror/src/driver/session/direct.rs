@@ -242,25 +242,21 @@ impl Session {
                 WireError::Server(Box::new(ServerError::read(BytesMut::from(message)))).into(),
             );
         }
+        // What it has read, or that there was nothing to read.
+        if matches!(message[0], b'D' | b'C' | b'Z') {
+            self.check_lease()
+                .await
+                .map_err(|end| self.unanswered(end))?;
+        }
         match message[0] {
             // The server's warning may not be among the messages that the client wants.
             b'C' | b'Z'
                 if (self.hides_warnings || self.cancel.requests.lock().is_possible())
+                    && !self.hub.config.single
                     && ends_transaction(message) =>
             {
-                if message[0] == b'Z' {
-                    self.check_lease()
-                        .await
-                        .map_err(|end| self.unanswered(end))?;
-                }
-                if !self.hub.config.single {
-                    self.wait_for_log().await?;
-                }
+                self.wait_for_log().await?;
             }
-            b'Z' | b'D' => self
-                .check_lease()
-                .await
-                .map_err(|end| self.unanswered(end))?,
             b'E' => {
                 self.direct.has_failed = true;
                 self.prepared.fail();

@@ -44,8 +44,6 @@ pub use visit::visit;
 /// What a client is sent is written when it is so much.
 const PENDING_BYTES: usize = 64 << 10;
 
-/// How often an answer that waits for the zones looks whether they have confirmed the epoch.
-const CONFIRMED_IN: Duration = Duration::from_millis(5);
 /// A manager notices within this time that its member is lost.
 const LOSS_NOTICED: Duration = Duration::from_secs(5);
 
@@ -220,18 +218,12 @@ impl Session {
 
     /// Waits until what was read is certain to be right: nobody else had become primary in the meantime.
     async fn check_lease(&mut self) -> Result<()> {
-        if self.hub.config.single {
+        if self.hub.config.single || self.hub.is_confirmed() {
             return Ok(());
         }
-        loop {
-            let now_ms = self.hub.now_ms();
-            if self.hub.look(|manager| manager.reads(now_ms)) {
-                return Ok(());
-            }
-            tokio::select! {
-                gone = gone(&mut self.serving) => return Err(gone),
-                () = tokio::time::sleep(CONFIRMED_IN) => {}
-            }
+        tokio::select! {
+            () = self.hub.until_confirmed() => Ok(()),
+            gone = gone(&mut self.serving) => Err(gone),
         }
     }
 }

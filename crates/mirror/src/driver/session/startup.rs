@@ -227,9 +227,7 @@ pub fn check(hub: &Hub, startup: &[u8]) -> Result<String, End> {
             &format!("Connect to \"{mirrored}\", or to the member itself."),
         );
     }
-    let now_ms = hub.now_ms();
-    let serves = hub.serving().borrow().is_some() && hub.look(|manager| manager.reads(now_ms));
-    if !serves {
+    if hub.serving().borrow().is_none() || !hub.is_confirmed() {
         let text = "this manager is not primary".to_owned();
         return refused(
             "57P03",

@@ -184,7 +184,7 @@ async fn transfer(hub: &Hub) -> Result<(), TransferError> {
     hub.member.forget();
     let since = Instant::now();
     let begins = |step| *hub.filling.lock() = Some((step, since));
-    begins("copying roles");
+    begins("connecting to the other member");
     let patience = Patience::of(hub);
     let mut watch = Postgres::connect(&other, NAME).await?;
     let copying = copy(hub, &other, &elsewhere, &dumped, begins);
@@ -287,9 +287,12 @@ async fn copy(
     begins("dumping the other member");
     let snapshot = format!("--snapshot={name}");
     let dump = dump(hub, other, dumped, &snapshot);
-    files.hold((other, NAME), dumped, dump).await?;
-    let tokens = tokens(&mut source).await?;
-    let roles = Roles::read(hub, other, &mut source).await?;
+    let rest = async {
+        let tokens = tokens(&mut source).await?;
+        Ok((tokens, Roles::read(hub, other, &mut source).await?))
+    };
+    let dump = files.hold((other, NAME), dumped, dump);
+    let ((), (tokens, roles)) = tokio::try_join!(dump, rest)?;
     begins("waiting for the log");
     rows::has_logged(other, exported.commits.1).await?;
     Ok(Copied {
