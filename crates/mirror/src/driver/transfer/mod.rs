@@ -187,7 +187,7 @@ async fn transfer(hub: &Hub) -> Result<(), TransferError> {
     begins("connecting to the other member");
     let patience = Patience::of(hub);
     let mut watch = Postgres::connect(&other, NAME).await?;
-    let copying = copy(hub, &other, &elsewhere, &dumped, begins);
+    let copying = Box::pin(copy(hub, &other, &elsewhere, &dumped, begins));
     let copied = while_it_answers(&mut watch, patience, copying).await?;
     begins("restoring");
     let mut watch = Postgres::connect(&elsewhere, NAME).await?;
