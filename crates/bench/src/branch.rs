@@ -113,8 +113,8 @@ pub async fn run(options: &Options, say: impl Fn(&str)) -> Result<Report> {
     for round in 0..=options.rounds {
         let number = i32::try_from(round)?;
         let tps = pgbench().await?;
-        let programs = (options.understudy.as_path(), options.dir.as_path());
-        let making = branch(&cluster, &active, programs, number);
+        let with = (options.understudy.as_path(), options.dir.as_path());
+        let making = branch(&cluster, &active, with, number);
         let (tps_branch, branch) = tokio::try_join!(pgbench(), making)?;
         let (tps_copy, copied) =
             tokio::try_join!(pgbench(), copy(&cluster, &active, options, number))?;
@@ -154,10 +154,9 @@ pub async fn run(options: &Options, say: impl Fn(&str)) -> Result<Report> {
 pub(crate) async fn branch(
     cluster: &Cluster,
     active: &str,
-    options: (&Path, &Path),
+    (understudy, dir): (&Path, &Path),
     number: i32,
 ) -> Result<Branch> {
-    let (understudy, dir) = options;
     let (node, of) = (&cluster.node(active)?.config, cluster.server(active)?);
     let client = connect(&of.config()).await?;
     client

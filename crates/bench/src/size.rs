@@ -21,7 +21,7 @@ use serde::Serialize;
 use crate::branch::{ASKED, Branch, branch};
 use crate::filled::{database_bytes, settings};
 use crate::soak::sample::{resident, tree_bytes};
-use crate::zones::listens;
+use crate::zones::Exchange;
 
 /// Scale of pgbench's tables, which clients change.
 const SCALE: u32 = 20;
@@ -124,8 +124,8 @@ pub async fn run(options: &Options, say: impl Fn(&str)) -> Result<Report> {
     };
     let load = Load::start(cluster.any_writable(), load_options, clock);
     load.wait_acknowledged(1_000, WITHIN).await?;
-    let directories = (options.understudy.as_path(), options.dir.as_path());
-    let branch = branch(&cluster, &active, directories, 1).await?;
+    let with = (options.understudy.as_path(), options.dir.as_path());
+    let branch = branch(&cluster, &active, with, 1).await?;
     say(&format!(
         "a branch: {:.1} s, of which checkpoint {:.1} s, redo {:.1} s, to serve {:.1} s",
         branch.total, branch.checkpoint, branch.redo, branch.serve
@@ -146,15 +146,9 @@ pub async fn run(options: &Options, say: impl Fn(&str)) -> Result<Report> {
     let return_seconds = began.elapsed().as_secs_f64();
     say(&format!("it returns: {return_seconds:.1} s"));
 
-    let (number, new) = cluster.add_zone()?;
-    cluster.start_zone(number)?;
-    listens(&new).await?;
-    let old = cluster.zone_address(3)?;
-    let config = cluster.node(&standby)?.config.display().to_string();
+    let exchange = Exchange::prepare(&mut cluster, &standby).await?;
     let began = Instant::now();
-    cluster
-        .run(&["zone", "replace", &old, &new, "--config", &config])
-        .await?;
+    exchange.carry_out(&cluster).await?;
     let exchange_seconds = began.elapsed().as_secs_f64();
     say(&format!("a zone is exchanged: {exchange_seconds:.0} s"));
 

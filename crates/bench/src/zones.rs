@@ -138,14 +138,9 @@ pub async fn run(options: &Options, say: impl Fn(&str)) -> anyhow::Result<Report
     tokio::time::sleep(Duration::from_secs(3)).await;
     say("counting commits");
     let ((), before) = count(&counter, tokio::time::sleep(options.around)).await;
-    let (number, new) = cluster.add_zone()?;
-    cluster.start_zone(number)?;
-    listens(&new).await?;
-    let old = cluster.zone_address(3)?;
-    say(&format!("exchanging {old} for {new}"));
-    let config = cluster.node(&active)?.config.display().to_string();
-    let arguments = ["zone", "replace", &old, &new, "--config", &config];
-    let (exchanged, during) = count(&counter, cluster.run(&arguments)).await;
+    let exchange = Exchange::prepare(&mut cluster, &active).await?;
+    say(&format!("exchanging {} for {}", exchange.old, exchange.new));
+    let (exchanged, during) = count(&counter, exchange.carry_out(&cluster)).await;
     exchanged.context("the exchange failed")?;
     cluster.kill_zone(3).context("the old zone ran")?;
     say("counting commits again");
@@ -174,8 +169,37 @@ pub async fn run(options: &Options, say: impl Fn(&str)) -> anyhow::Result<Report
     })
 }
 
+/// The third zone, and an empty one that takes its place.
+pub(crate) struct Exchange {
+    old: String,
+    new: String,
+    /// The configuration of the node that asks for it.
+    config: String,
+}
+
+impl Exchange {
+    /// Starts the empty zone.
+    pub async fn prepare(cluster: &mut Cluster, node: &str) -> anyhow::Result<Exchange> {
+        let (number, new) = cluster.add_zone()?;
+        cluster.start_zone(number)?;
+        listens(&new).await?;
+        Ok(Exchange {
+            old: cluster.zone_address(3)?,
+            new,
+            config: cluster.node(node)?.config.display().to_string(),
+        })
+    }
+
+    /// Exchanges them, and waits until the new one has everything.
+    pub async fn carry_out(&self, cluster: &Cluster) -> anyhow::Result<String> {
+        let (old, new) = (&self.old, &self.new);
+        let arguments = ["zone", "replace", old, new, "--config", &self.config];
+        cluster.run(&arguments).await
+    }
+}
+
 /// Waits until a zone that was just started can be reached.
-pub(crate) async fn listens(address: &str) -> anyhow::Result<()> {
+async fn listens(address: &str) -> anyhow::Result<()> {
     let wait = async {
         while tokio::net::TcpStream::connect(address).await.is_err() {
             tokio::time::sleep(Duration::from_millis(20)).await;

@@ -12,6 +12,7 @@ use serde::Serialize;
 
 use super::ways::parameters;
 use super::{Options, WITHIN, start_clients};
+use crate::filled::database_bytes;
 
 /// Results of one state transfer.
 #[derive(Debug, Clone, Serialize)]
@@ -58,10 +59,8 @@ pub(super) async fn measure(options: &Options, say: &impl Fn(&str)) -> anyhow::R
     let history = clients.stop().await;
     let verdict = mirror.verdict().await?.context("no standby")?;
     let client = connect(&mirror.member(standby).config()).await?;
-    let size = "SELECT pg_database_size(current_database())";
-    let bytes: i64 = client.query_one(size, &[]).await?.get(0);
     let transfer = Transfer {
-        bytes: bytes.unsigned_abs(),
+        bytes: database_bytes(&client).await?,
         seconds,
         pause_ms: longest_pause_ms(&history, since, until),
         tps_before: history.rate(Offset(0), lost),

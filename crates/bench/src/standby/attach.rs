@@ -11,6 +11,7 @@ use tokio::process::Command;
 
 use super::Options;
 use super::site::{self, ACTIVE, STANDBY, TIMEOUT};
+use crate::filled::database_bytes;
 use cluster::Cluster;
 use cluster::clients::schema::{self, Server};
 use cluster::stock::Stock;
@@ -47,11 +48,8 @@ pub(super) async fn run(
     let settings = cluster::Options::new(&dir.join("cluster"), &options.bin, &options.understudy);
     let mut cluster = site::start(options, settings, scale).await?;
     let client = cluster::clients::session::connect(&cluster.server(ACTIVE)?.config()).await?;
-    let size = client
-        .query_one("SELECT pg_database_size(current_database())", &[])
-        .await?;
+    let database_bytes = database_bytes(&client).await?;
     client.batch_execute("CHECKPOINT").await?;
-    let size: i64 = size.get(0);
 
     say("attach: a new standby");
     let (seconds, bytes_read) = new_standby(&mut cluster).await?;
@@ -60,7 +58,7 @@ pub(super) async fn run(
     say("attach: pg_basebackup");
     let (copy_seconds, copy_bytes) = copy(options, &stock.server(), &dir.join("copy")).await?;
     Ok(Attached {
-        database_bytes: u64::try_from(size).unwrap_or_default(),
+        database_bytes,
         seconds,
         bytes_read,
         copy_seconds,

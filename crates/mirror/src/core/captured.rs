@@ -48,11 +48,6 @@ impl Captured {
         self.own == Some(header.origin.system)
     }
 
-    /// True if the member lacks a commit that another server has made.
-    pub fn is_of_others(&self, header: &Header) -> bool {
-        !self.is_own(header) && !self.contains(header)
-    }
-
     /// The member has all commits of these servers up to there; the first of them is its own.
     pub fn member_has(&mut self, commits: impl IntoIterator<Item = (u64, Lsn)>) {
         let commits: Vec<(u64, Lsn)> = commits.into_iter().collect();

@@ -343,10 +343,7 @@ async fn attend(hub: &Hub, is_up: &mut bool) -> Result<(), WireError> {
                 hub.capture.begin(manager.life());
                 if !manager.role().serves() {
                     // What the other manager has said until now is about what the member was before.
-                    if hub.peer.lock().take().is_some() {
-                        hub.spawn(peer::look_after);
-                    }
-                    manager.peer_lost(out);
+                    peer::drop_link(hub, manager, out, |_| true);
                 }
                 manager.life()
             })

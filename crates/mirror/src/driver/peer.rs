@@ -21,7 +21,7 @@ use tokio::sync::mpsc;
 use super::command;
 use super::hub::Hub;
 use super::session;
-use crate::core::manager::Message;
+use crate::core::manager::{Effect, Manager, Message};
 use crate::core::moving::Belongings;
 
 const PACKET_BYTES: usize = 512 << 20;
@@ -294,24 +294,31 @@ async fn link(hub: &Arc<Hub>, stream: Socket) {
         () = reading => {}
     }
     let is_ours = own.upgrade().is_some_and(|own| {
-        hub.act(|manager, out| {
-            let is_own = |current: &mut mpsc::UnboundedSender<_>| current.same_channel(&own);
-            let taken = hub.peer.lock().take_if(is_own);
-            if taken.is_some() {
-                manager.peer_lost(out);
-            }
-            taken.is_some()
-        })
+        hub.act(|manager, out| drop_link(hub, manager, out, |current| current.same_channel(&own)))
     });
     if is_ours {
         tracing::info!("the connection to the other manager is broken");
-        tokio::spawn(look_after(hub.clone()));
     }
+}
+
+/// Drops the connection to the other manager, if it is the one that is meant; true if it was. Nothing that came on it is heard any more.
+pub(super) fn drop_link(
+    hub: &Hub,
+    manager: &mut Manager,
+    out: &mut Vec<Effect>,
+    is_meant: impl FnOnce(&mut mpsc::UnboundedSender<Message>) -> bool,
+) -> bool {
+    let is_dropped = hub.peer.lock().take_if(is_meant).is_some();
+    if is_dropped {
+        manager.peer_lost(out);
+        hub.spawn(look_after);
+    }
+    is_dropped
 }
 
 /// Looks whether the other manager's process has ended: then its machine refuses connections. One that does not answer is
 /// waited for until the timeout.
-pub(super) async fn look_after(hub: Arc<Hub>) {
+async fn look_after(hub: Arc<Hub>) {
     let deadline = tokio::time::Instant::now() + hub.config.timeout;
     while tokio::time::Instant::now() < deadline && hub.peer.lock().is_none() {
         let tried = tokio::time::timeout(LOOK_EVERY, TcpStream::connect(&hub.config.peer)).await;

@@ -21,7 +21,7 @@
 //! certain ([`Manager::saved`]), and what was done in an earlier life of the server counts for nothing. A primary answers reads only if the zones have confirmed its epoch within the
 //! lease, and its successor does not serve before the lease has passed, so that no read is old if their clocks run equally
 //! fast. If the lease passes, answers wait until the zones confirm the epoch again: it ends only if they say so, or say nothing for
-//! some time. A member that differed once never serves, and executes nothing, until it was made anew. One that belongs to another log, or
+//! some time. A member that differed once serves nobody, and executes nothing, until it is filled again. One that belongs to another log, or
 //! has what the log has never had, does neither, nor is it made anew: the numbers of transactions would be taken for those that it has,
 //! and which of both is right only an operator knows.
 //!

@@ -101,7 +101,7 @@ pub struct Primary {
     pub log: Identity,
     /// When the epoch stood for certain.
     pub confirmed_ms: u64,
-    /// How often the zones were asked since they have answered.
+    /// Questions to the zones since they have answered in time.
     pub asked: u32,
     pub follower: Option<Follower>,
     pub is_draining: bool,

@@ -46,6 +46,11 @@ impl Manager {
         standby.has_tail() || standby.epoch.is_some() && standby.held.iter().any(lacks)
     }
 
+    /// True if nothing that the member lacks may be executed there, nor anybody served: see [`Manager::is_unsettled`].
+    pub(super) fn must_settle(&self) -> bool {
+        self.standby.is_unsettled && !self.flawed(Flaw::SurplusIgnored)
+    }
+
     /// True if its member may have commits that the log has not.
     pub fn is_unsettled(&self) -> bool {
         self.standby.is_unsettled
@@ -80,7 +85,7 @@ impl Manager {
         let header = record.draft.header;
         let has = self.captured.contains(&header) && self.standby.held.is_empty();
         // What the member has must not wait: a primary sends only so much ahead, and no more than that may be all that comes.
-        if self.standby.is_unsettled && !has && !self.flawed(Flaw::SurplusIgnored) {
+        if self.must_settle() && !has {
             return self.standby.held.push(record);
         }
         if header.piece == 0 {

@@ -250,11 +250,10 @@ impl Manager {
         if let Some(taking) = &self.standby.taking {
             let stands = self.now_ms.saturating_sub(taking.confirmed_ms) <= self.rules.lease_ms;
             let stands = stands && self.now_ms >= taking.serves_ms;
-            let is_settled = !self.standby.is_unsettled || self.flawed(Flaw::SurplusIgnored);
             if let Some((last, log)) = taking.end
                 && floor >= last
                 && stands
-                && is_settled
+                && !self.must_settle()
             {
                 self.serve(taking.epoch, last, log, out);
             }

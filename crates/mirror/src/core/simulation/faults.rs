@@ -129,7 +129,7 @@ impl World {
         self.lose_words();
     }
 
-    /// Whatever the managers have said to each other is not heard any more.
+    /// Messages between the managers that are on their way are lost.
     pub(super) fn lose_words(&mut self) {
         for at in 0..2 {
             self.sites[at].inbox.clear();

@@ -114,16 +114,15 @@ async fn fill(
     name: &str,
     quiet: bool,
 ) -> anyhow::Result<()> {
-    let mut printed: Option<Instant> = None;
-    let mut progress = |copied: usize, all: usize| {
-        if printed.is_none_or(|at| at.elapsed() >= PRINT_EVERY) && !quiet {
-            printed = Some(Instant::now());
-            println!("{name}: {} %", copied * 100 / all.max(1));
-        }
-    };
     if storage.settings().layer.is_none() {
         return Ok(());
     }
+    let mut printed = None;
+    let mut progress = |copied: usize, all: usize| {
+        if !quiet && is_due(&mut printed) {
+            println!("{name}: {} %", copied * 100 / all.max(1));
+        }
+    };
     match tier::fill_volume(there, &mut progress).await? {
         true => Ok(()),
         false => fill_zones(storage, name, quiet).await,
@@ -134,7 +133,7 @@ async fn fill(
 async fn fill_zones(storage: &Arc<dyn Storage>, name: &str, quiet: bool) -> anyhow::Result<()> {
     put(storage, FILL).await?;
     let mut before = None;
-    let mut printed: Option<Instant> = None;
+    let mut printed = None;
     let mut fills = Vec::new();
     loop {
         let (found, now) = look(storage).await?;
@@ -144,8 +143,7 @@ async fn fill_zones(storage: &Arc<dyn Storage>, name: &str, quiet: bool) -> anyh
             );
         }
         fills = now;
-        if printed.is_none_or(|at| at.elapsed() >= PRINT_EVERY) && !quiet {
-            printed = Some(Instant::now());
+        if !quiet && is_due(&mut printed) {
             match &found {
                 Look::Missing => println!("{name}: waits until all zones can be asked"),
                 Look::Filling(percent) => println!("{name}: {percent} % in all zones"),
@@ -163,6 +161,15 @@ async fn fill_zones(storage: &Arc<dyn Storage>, name: &str, quiet: bool) -> anyh
         }
         tokio::time::sleep(LOOK_EVERY).await;
     }
+}
+
+/// True if the last progress was printed long ago; it is printed now then.
+fn is_due(printed: &mut Option<Instant>) -> bool {
+    let is_due = printed.is_none_or(|at| at.elapsed() >= PRINT_EVERY);
+    if is_due {
+        *printed = Some(Instant::now());
+    }
+    is_due
 }
 
 async fn put(storage: &Arc<dyn Storage>, record: &str) -> anyhow::Result<()> {
