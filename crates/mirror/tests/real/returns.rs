@@ -67,7 +67,7 @@ fn a_primary_that_was_lost_under_load_is_rewound_again_and_again() {
     let load = Load::begin(&site);
     let mut rewinds = [0, 0];
     for _ in 0..4 {
-        std::thread::sleep(Duration::from_millis(700));
+        load.goes_on(&site);
         let victim = lose(&site, 2);
         let started = Instant::now();
         site.sides[victim].server.start();
