@@ -1,9 +1,9 @@
 //! Whether a server will find its port free.
 
 use std::io::ErrorKind;
-use std::net::{TcpListener, ToSocketAddrs};
+use std::net::ToSocketAddrs;
 
-use super::{ChildError, Result};
+use super::{ChildError, Result, ports};
 
 /// Tries the addresses of a list with commas, so that the most common mistake gets a clear message. An unknown
 /// name, or an address that is not this machine's, is the server's to explain.
@@ -16,7 +16,7 @@ pub fn check_port(listen_addresses: &str, port: u16) -> Result<()> {
         let host = if host == "*" { "0.0.0.0" } else { host };
         let addresses = (host, port).to_socket_addrs().into_iter().flatten();
         for address in addresses {
-            let tried = TcpListener::bind(address);
+            let tried = ports::check(address);
             if tried.is_err_and(|e| e.kind() == ErrorKind::AddrInUse) {
                 return Err(ChildError::PortInUse {
                     address: host.to_owned(),
@@ -30,6 +30,8 @@ pub fn check_port(listen_addresses: &str, port: u16) -> Result<()> {
 
 #[cfg(test)]
 mod tests {
+    use std::net::TcpListener;
+
     use super::*;
 
     #[test]

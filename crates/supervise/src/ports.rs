@@ -2,14 +2,15 @@
 //!
 //! Invariants: below the range from which the kernel takes ports for outgoing connections, so that
 //! a client's connection cannot take the port of a node that is just being restarted. A process gives out ports of blocks that
-//! it alone holds, as long as it lives: a port is given out long before somebody listens there.
+//! it alone holds, as long as it lives: a port is given out long before somebody listens there. Asking listens nowhere.
 
 use std::io;
-use std::net::TcpListener;
+use std::net::{Ipv4Addr, SocketAddr};
 use std::os::linux::net::SocketAddrExt;
-use std::os::unix::net::{SocketAddr, UnixListener};
+use std::os::unix::net::{SocketAddr as UnixAddress, UnixListener};
 
 use parking_lot::Mutex;
+use tokio::net::TcpSocket;
 
 const FIRST: u16 = 15_000;
 const BLOCK: u16 = 32;
@@ -35,7 +36,7 @@ impl Held {
         let first = (std::process::id() % u32::from(BLOCKS)) as u16;
         let claimed = (0..BLOCKS).find_map(|turn| {
             let block = (first + turn) % BLOCKS;
-            let address = SocketAddr::from_abstract_name(format!("understudy-ports-{block}"));
+            let address = UnixAddress::from_abstract_name(format!("understudy-ports-{block}"));
             Some((block, UnixListener::bind_addr(&address.ok()?).ok()?))
         });
         let Some((block, listener)) = claimed else {
@@ -48,6 +49,26 @@ impl Held {
     }
 }
 
+/// A socket that has the address and does not listen. One that listened could keep the port from whoever asked: a child that another
+/// thread has just forked has a copy of it until it runs its program.
+fn bound(address: SocketAddr) -> io::Result<TcpSocket> {
+    let socket = match address {
+        SocketAddr::V4(_) => TcpSocket::new_v4(),
+        SocketAddr::V6(_) => TcpSocket::new_v6(),
+    }?;
+    socket.set_reuseaddr(true)?;
+    socket.bind(address)?;
+    Ok(socket)
+}
+
+/// Nothing, if a server can listen there.
+///
+/// # Errors
+/// What the server would be told.
+pub fn check(address: SocketAddr) -> io::Result<()> {
+    bound(address).map(drop)
+}
+
 /// A port that nobody listens on. No other call returns it, in this process or another one.
 ///
 /// # Errors
@@ -57,7 +78,7 @@ pub fn free() -> io::Result<u16> {
     while held.next < held.end || held.take_block() {
         let port = held.next;
         held.next += 1;
-        if TcpListener::bind(("127.0.0.1", port)).is_ok() {
+        if check((Ipv4Addr::LOCALHOST, port).into()).is_ok() {
             return Ok(port);
         }
     }
@@ -68,6 +89,8 @@ pub fn free() -> io::Result<u16> {
 
 #[cfg(test)]
 mod tests {
+    use std::net::TcpListener;
+
     use super::*;
 
     #[test]
@@ -82,7 +105,20 @@ mod tests {
     fn held_block_belongs_to_one_holder() {
         let port = free().unwrap();
         let block = (port - FIRST) / BLOCK;
-        let address = SocketAddr::from_abstract_name(format!("understudy-ports-{block}")).unwrap();
+        let address = UnixAddress::from_abstract_name(format!("understudy-ports-{block}")).unwrap();
         assert!(UnixListener::bind_addr(&address).is_err());
+    }
+
+    /// A server was refused its port by a child that was being started at that moment: it had a copy of the socket of whoever had
+    /// looked whether the port is free.
+    #[test]
+    fn whoever_looks_keeps_the_port_from_nobody() {
+        let address = (Ipv4Addr::LOCALHOST, free().unwrap()).into();
+        let looks = bound(address).unwrap();
+        let listens = TcpListener::bind(address).unwrap();
+        drop(looks);
+        assert!(check(address).is_err());
+        drop(listens);
+        check(address).unwrap();
     }
 }

@@ -1,6 +1,6 @@
 //! Two servers of PostgreSQL, two managers in this process, and zones in its memory.
 
-use std::net::{SocketAddr, TcpListener};
+use std::net::SocketAddr;
 use std::path::PathBuf;
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
@@ -303,7 +303,7 @@ impl Site {
         };
         runtime.shutdown_timeout(Duration::from_millis(100));
         let side = &self.sides[at];
-        let is_free = |address: SocketAddr| TcpListener::bind(address).is_ok();
+        let is_free = |address| supervise::ports::check(address).is_ok();
         let killed = Instant::now();
         while !(is_free(side.listen) && is_free(side.peer_listen)) {
             assert!(

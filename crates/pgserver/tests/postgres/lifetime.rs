@@ -435,9 +435,7 @@ async fn a_new_database_has_the_password_that_it_was_given() {
     };
     assert!(!format!("{options:?}").contains("horse"));
     installation().initdb(&options).await.unwrap();
-    let free = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
-    cluster.options.port = free.local_addr().unwrap().port();
-    drop(free);
+    cluster.options.port = supervise::ports::free().unwrap();
     cluster.options.listen_addresses = "127.0.0.1".into();
     let (postgres, _session) = cluster.ready().await;
     for (password, is_in) in [("correct horse", true), ("another line", false)] {
