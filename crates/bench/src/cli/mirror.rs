@@ -7,9 +7,10 @@ use clap::Args;
 use super::{Common, Programs, Runs, Scale};
 use crate::mirror::{Limit, Load, Measurement, Way};
 
-/// Compare the mirror with a direct connection and Pgpool-II; show a state transfer and a major upgrade under load.
+/// Compare the mirror with a direct connection, Pgpool-II and logical replication; show a state transfer and a major upgrade under load.
 ///
-/// Transactions a second and latency, beside Pgpool-II's native replication (scripts/packages --bench); the commits that are
+/// Transactions a second and latency, beside Pgpool-II's native replication (scripts/packages --bench) and PostgreSQL's own
+/// synchronous logical replication; the commits that are
 /// made while a member with an empty disk is filled; and what clients see of a switchover to a member of another version
 /// (scripts/postgres-versions fetches some). Two more parts are checks: --part cuts cuts the network between managers, zones
 /// and members in every way (it needs root), and --part random has sqlsmith write statements, and compares the members.

@@ -1,4 +1,4 @@
-//! `understudy bench mirror`: the mirror beside a direct connection and Pgpool-II's native replication.
+//! `understudy bench mirror`: the mirror beside a direct connection, Pgpool-II's native replication and PostgreSQL's own.
 //!
 //! How much it lets through and how long that takes ([`throughput`], after Figures 4 to 7 of CloudDBAppliance), what a state
 //! transfer does to commits ([`transfer`]), what a major upgrade does to clients ([`upgrade`]); and two checks that take
@@ -37,7 +37,7 @@ pub use self::ways::Way;
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, ValueEnum)]
 #[serde(rename_all = "snake_case")]
 pub enum Measurement {
-    /// Transactions a second and latency, beside a direct connection and Pgpool-II.
+    /// Transactions a second and latency, beside a direct connection, Pgpool-II and PostgreSQL's own replication.
     Throughput,
     /// A member with an empty disk is filled under load.
     Transfer,
@@ -57,6 +57,8 @@ pub enum Load {
     Ycsb,
     /// pgbench's TPC-B.
     TpcB,
+    /// The same with foreign keys, and a trigger that writes a row for each change of an account.
+    Keys,
     /// go-tpc's TPC-C, a warehouse for seven of the scale; latencies are those of new orders.
     TpcC,
 }

@@ -1,6 +1,7 @@
 //! How many transactions a second each way lets through, and how long they take.
 
 use cluster::clients::schema;
+use cluster::clients::session::connect;
 use serde::Serialize;
 
 use super::ways::{Cost, Open, Way};
@@ -8,6 +9,19 @@ use super::{Limit, Load, Options};
 use crate::peers::{tpcc, ycsb};
 use crate::rates::{Logs, Rate};
 use crate::statistics::Sample;
+
+/// Foreign keys as pgbench makes them, and a trigger that keeps what accounts had.
+const KEYS: &str = "
+    ALTER TABLE pgbench_tellers ADD FOREIGN KEY (bid) REFERENCES pgbench_branches;
+    ALTER TABLE pgbench_accounts ADD FOREIGN KEY (bid) REFERENCES pgbench_branches;
+    ALTER TABLE pgbench_history ADD FOREIGN KEY (bid) REFERENCES pgbench_branches,
+        ADD FOREIGN KEY (tid) REFERENCES pgbench_tellers, ADD FOREIGN KEY (aid) REFERENCES pgbench_accounts;
+    CREATE TABLE audit (id bigint GENERATED ALWAYS AS IDENTITY PRIMARY KEY, aid int NOT NULL, old int, new int);
+    CREATE FUNCTION audit() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN
+        INSERT INTO public.audit (aid, old, new) VALUES (NEW.aid, OLD.abalance, NEW.abalance);
+        RETURN NULL;
+    END $$;
+    CREATE TRIGGER audit AFTER UPDATE ON pgbench_accounts FOR EACH ROW EXECUTE FUNCTION audit()";
 
 /// One load, on all ways.
 #[derive(Debug, Clone, Serialize)]
@@ -64,7 +78,7 @@ pub(super) async fn measure(
     for &load in &options.loads {
         let sizes = match load {
             Load::Ycsb => options.records.as_slice(),
-            Load::TpcB | Load::TpcC => &[0],
+            Load::TpcB | Load::Keys | Load::TpcC => &[0],
         };
         for &records in sizes {
             let mut ways = open(options, load, records, say).await?;
@@ -106,6 +120,10 @@ async fn open(
             match load {
                 Load::Ycsb => ycsb::create_table(server, records).await?,
                 Load::TpcB => schema::create(&options.bin, server, options.scale).await?,
+                Load::Keys => {
+                    schema::create(&options.bin, server, options.scale).await?;
+                    connect(&server.config()).await?.batch_execute(KEYS).await?;
+                }
                 Load::TpcC => tpcc::fill(options.scale, server).await?,
             }
         }

@@ -1,11 +1,11 @@
-//! The ways to a database: directly, through Pgpool-II to two, through one manager, and mirrored.
+//! The ways to a database: directly, through Pgpool-II to two, replicated by PostgreSQL itself, through one manager, and mirrored.
 //!
 //! Invariant: all servers have the same version and parameters.
 
 use std::fmt;
 use std::path::Path;
 use std::process::Command;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use anyhow::Context;
 use clap::ValueEnum;
@@ -30,6 +30,8 @@ pub enum Way {
     Direct,
     /// Debian's Pgpool-II, which sends each statement to two servers (native replication).
     Pgpool,
+    /// Two servers with PostgreSQL's own synchronous logical replication from one to the other.
+    Logical,
     /// One manager of a member that nobody mirrors (`single = true`).
     Manager,
     /// A mirror's primary while there is no standby: what is committed is numbered and logged.
@@ -45,6 +47,7 @@ impl fmt::Display for Way {
         f.pad(match self {
             Way::Direct => "direct",
             Way::Pgpool => "pgpool",
+            Way::Logical => "logical",
             Way::Manager => "manager",
             Way::Primary => "primary",
             Way::Logged => "logged",
@@ -95,6 +98,7 @@ impl std::ops::Sub for Cost {
 enum Behind {
     Stock(Stock),
     Pool(Process, Box<[Stock; 2]>),
+    Logical(Box<[Stock; 2]>),
     Mirror(Box<Mirror>),
 }
 
@@ -129,6 +133,19 @@ impl Open {
                     behind: Behind::Pool(pool, Box::new(servers)),
                 })
             }
+            Way::Logical => {
+                let servers = [
+                    start_stock(options, &dir.join("one")).await?,
+                    start_stock(options, &dir.join("other")).await?,
+                ];
+                Ok(Open {
+                    way,
+                    filled: servers.iter().map(database).collect(),
+                    server: database(&servers[0]),
+                    slices: Vec::new(),
+                    behind: Behind::Logical(Box::new(servers)),
+                })
+            }
             Way::Manager | Way::Primary | Way::Logged | Way::Both => {
                 let mut settings = MirrorOptions::new(&dir, &options.bin, &options.understudy);
                 settings.parameters = parameters();
@@ -155,10 +172,12 @@ impl Open {
         &self.filled
     }
 
-    /// The servers have their data: managers start.
+    /// The servers have their data: managers start, or replication.
     pub async fn begin(&mut self) -> anyhow::Result<()> {
-        let Behind::Mirror(mirror) = &mut self.behind else {
-            return Ok(());
+        let mirror = match &mut self.behind {
+            Behind::Stock(_) | Behind::Pool(..) => return Ok(()),
+            Behind::Logical(servers) => return replicate(servers).await,
+            Behind::Mirror(mirror) => mirror,
         };
         match self.way {
             Way::Manager | Way::Primary => {
@@ -179,6 +198,10 @@ impl Open {
             Behind::Pool(pool, servers) => {
                 let servers = servers.iter().filter_map(Stock::pid);
                 (servers.collect(), vec![pool.pid()])
+            }
+            Behind::Logical(servers) => {
+                let servers = servers.iter().filter_map(Stock::pid);
+                (servers.collect(), Vec::new())
             }
             Behind::Mirror(mirror) => {
                 let (members, others): (Vec<_>, Vec<_>) = mirror
@@ -223,8 +246,11 @@ impl Open {
         }
     }
 
-    /// The members have the same, if they are a mirror's.
+    /// The members have the same, if they are a mirror's; commits wait for replication, if that is the way.
     pub async fn check(&mut self) -> anyhow::Result<()> {
+        if let Behind::Logical(servers) = &self.behind {
+            is_replicated(&servers[0]).await?;
+        }
         if let Behind::Mirror(mirror) = &mut self.behind {
             mirror.check_running()?;
             if matches!(self.way, Way::Logged | Way::Both) {
@@ -260,6 +286,46 @@ async fn start_stock(options: &Options, dir: &Path) -> anyhow::Result<Stock> {
         .batch_execute(&format!("CREATE DATABASE {DATABASE}"))
         .await?;
     Ok(stock)
+}
+
+/// The name of publication, subscription and synchronous standby.
+const REPLICA: &str = "understudy_bench";
+
+/// Has each commit of the first server wait until the second one has it on its disk. Both have the same data already.
+async fn replicate([publisher, subscriber]: &[Stock; 2]) -> anyhow::Result<()> {
+    let (from, to) = (database(publisher), database(subscriber));
+    let client = connect(&from.config()).await?;
+    client
+        .batch_execute(&format!("CREATE PUBLICATION {REPLICA} FOR ALL TABLES"))
+        .await?;
+    let connection = format!(
+        "host={} port={} user={} dbname={}",
+        from.host, from.port, from.user, from.database
+    );
+    let subscriber = connect(&to.config()).await?;
+    subscriber
+        .batch_execute(&format!(
+            "CREATE SUBSCRIPTION {REPLICA} CONNECTION '{connection}' PUBLICATION {REPLICA} \
+             WITH (copy_data = false, synchronous_commit = on)"
+        ))
+        .await?;
+    let waits = format!("ALTER SYSTEM SET synchronous_standby_names = '{REPLICA}'");
+    client.batch_execute(&waits).await?;
+    client.batch_execute("SELECT pg_reload_conf()").await?;
+    let started = Instant::now();
+    while let Err(error) = is_replicated(publisher).await {
+        anyhow::ensure!(started.elapsed() < LISTENS_WITHIN, error);
+        tokio::time::sleep(Duration::from_millis(100)).await;
+    }
+    Ok(())
+}
+
+async fn is_replicated(publisher: &Stock) -> anyhow::Result<()> {
+    let client = connect(&publisher.server().config()).await?;
+    let waits = "SELECT count(*) FROM pg_stat_replication WHERE sync_state = 'sync'";
+    let count: i64 = client.query_one(waits, &[]).await?.get(0);
+    anyhow::ensure!(count == 1, "commits wait for no subscription");
+    Ok(())
 }
 
 async fn start_pool(dir: &Path, servers: &[Stock; 2]) -> anyhow::Result<(Server, Process)> {

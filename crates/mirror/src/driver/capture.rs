@@ -223,6 +223,7 @@ impl Stream<'_> {
                     if let Some(log) = &mut self.log {
                         // Values of sequences may have been taken, and nothing else done.
                         log.asks_again = true;
+                        log.sequences.look_again();
                     }
                     self.ask_again().await?;
                 }
@@ -306,18 +307,13 @@ impl Stream<'_> {
         let Some(log) = self.log.as_mut().filter(|log| !log.batch.is_empty()) else {
             return Ok(());
         };
-        let mut batch = std::mem::take(&mut log.batch);
+        let (mut batch, mut resets) = (std::mem::take(&mut log.batch), false);
         for captured in &mut batch {
             log.keys.note(&mut log.asks, &mut captured.rows).await?;
             if captured.rows.defines() {
                 log.definitions.defined(captured.header.origin.xid);
             }
-        }
-        let resets = batch
-            .iter()
-            .any(|captured| captured.rows.resets_sequences());
-        if resets {
-            log.sequences.forget();
+            resets |= log.sequences.note(&captured.header, &captured.rows);
         }
         let sequences = log.sequences.advanced(&mut log.asks).await?;
         log.asks_again = true;

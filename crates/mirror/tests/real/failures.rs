@@ -199,6 +199,38 @@ fn lose_members(site: &Site) {
     load.judge(site);
 }
 
+/// Which sequences there are is not asked for each commit: those that were made a moment ago count.
+#[test]
+fn a_sequence_made_a_moment_ago_gives_no_value_twice() {
+    let mut site = Site::start("");
+    for round in 0..3 {
+        let session = site.connect();
+        run(
+            &site,
+            &session,
+            &format!("CREATE SEQUENCE s{round}; CREATE TABLE t{round} (n bigint)"),
+        );
+        let takes =
+            format!("INSERT INTO t{round} SELECT nextval('s{round}') FROM generate_series(1, 100)");
+        run(&site, &session, &takes);
+        let victim = site.who_serves();
+        site.kill_manager(victim);
+        site.wait("another primary", || site.primary() == Some(1 - victim));
+        run(&site, &site.connect(), &takes);
+        site.manage(victim);
+        site.settle();
+        site.must_be_equal();
+        let twice = format!("SELECT n FROM t{round} GROUP BY n HAVING count(*) > 1 LIMIT 1");
+        let session = site.connect();
+        let rows = site
+            .runtime
+            .block_on(session.query(&twice, &[]))
+            .expect("reads");
+        let twice: Option<i64> = rows.first().map(|row| row.get(0));
+        assert_eq!(twice, None, "a value was given twice");
+    }
+}
+
 // hazard: MIRROR-51
 // hazard: MIRROR-53
 #[test]
