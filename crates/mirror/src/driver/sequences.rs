@@ -140,7 +140,7 @@ impl Sequences {
     }
 }
 
-/// True if a transaction has begun before another one; their ids begin again after two billion.
+/// True if a transaction has begun before another one: ids go in a circle, as PostgreSQL compares them.
 fn is_before(xid: u32, other: u32) -> bool {
     other.wrapping_sub(xid) as i32 > 0
 }
@@ -177,4 +177,50 @@ fn question(ids: &str, is_locked: bool) -> String {
 fn value(row: Vec<Option<String>>) -> Option<(u32, i64)> {
     let mut row = row.into_iter().flatten();
     Some((row.next()?.parse().ok()?, row.next()?.parse().ok()?))
+}
+
+#[cfg(test)]
+mod tests {
+    use crate::core::rows::{Change, Origin};
+
+    use super::*;
+
+    fn truncated(restarts: bool) -> Rows {
+        let truncate = Change::Truncate {
+            relations: Vec::new(),
+            restarts,
+        };
+        Rows {
+            changes: vec![truncate],
+            ..Rows::default()
+        }
+    }
+
+    fn header(xid: u32, piece: u32) -> Header {
+        let origin = Origin {
+            xid,
+            ..Origin::default()
+        };
+        Header {
+            origin,
+            piece,
+            is_last: true,
+        }
+    }
+
+    #[test]
+    fn sequences_are_looked_for_until_the_newest_that_made_some_is_seen() {
+        let mut sequences = Sequences {
+            known: Some(Vec::new()),
+            ..Sequences::default()
+        };
+        assert!(!sequences.note(&header(7, 0), &truncated(false)));
+        assert!(sequences.known.is_some() && sequences.unseen.is_none());
+        assert!(sequences.note(&header(u32::MAX, 0), &truncated(true)));
+        assert!(sequences.known.is_none());
+        // Three later, in the circle, by the last piece of a long transaction; then an older one.
+        assert!(!sequences.note(&header(2, 1), &truncated(false)));
+        assert!(sequences.note(&header(u32::MAX - 1, 0), &truncated(true)));
+        assert_eq!(sequences.unseen, Some(2));
+    }
 }
