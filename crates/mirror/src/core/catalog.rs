@@ -93,6 +93,11 @@ impl Snapshot {
         Some(Snapshot { next, open })
     }
 
+    /// The lower halves of the numbers of transactions that are under way.
+    pub fn open(&self) -> impl Iterator<Item = u32> + '_ {
+        self.open.iter().map(|whole| *whole as u32)
+    }
+
     /// True if a transaction is visible that has committed since, of which the number's lower half is known.
     pub fn sees(&self, xid: u32) -> bool {
         const HALF: u64 = 1 << 31;

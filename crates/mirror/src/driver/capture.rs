@@ -92,7 +92,7 @@ struct Log {
     asks: Postgres,
     sequences: Sequences,
     keys: rows::Keys,
-    /// Sequences that were made or locked are to be asked once more: how long after what was logged last.
+    /// Sequences that were made or locked are to be asked once more.
     asks_again: bool,
     /// The last commit that was given to the log.
     last: Header,
@@ -313,7 +313,9 @@ impl Stream<'_> {
             if captured.rows.defines() {
                 log.definitions.defined(captured.header.origin.xid);
             }
-            resets |= log.sequences.note(&captured.header, &captured.rows);
+            resets |= log
+                .sequences
+                .note(captured.header.origin.xid, &captured.rows);
         }
         let sequences = log.sequences.advanced(&mut log.asks).await?;
         log.asks_again = true;

@@ -1,32 +1,37 @@
 //! Values of sequences: the one thing that a transaction changes and its rows do not say.
 //!
 //! Invariant: what is logged of a sequence is at or beyond every value that a logged transaction has taken of it. A sequence that a
-//! transaction has locked, or waits to lock, is not asked: hardly anybody else takes values of it, and it is asked soon after.
+//! transaction has locked, or waits to lock, is left out: hardly anybody else takes values of it, and it is asked soon after.
 //!
-//! Commits wait for the question. So which sequences there are is looked for when a transaction with definitions is logged, and now and
-//! then; between, only their values are asked, and nothing where there are none.
+//! Commits wait for the question. So which sequences there are is kept, and their values alone are asked, or nothing where there are
+//! none. It is looked for again when a transaction with definitions is logged, until that can be seen: whoever commits waits for the log,
+//! and nobody sees them before. Names and values come from one question while they may change.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
-use crate::core::rows::{Header, Rows};
+use crate::core::catalog::Snapshot;
+use crate::core::rows::{Change, Rows};
 
-use super::wire::{Postgres, WireError};
+use super::wire::{Postgres, ServerError, WireError};
 
 /// Values ahead of the last one that are logged of a sequence, so that most values need not be.
 const AHEAD: i64 = 32;
 /// Attempts while somebody locks or drops one at that moment.
 const ATTEMPTS: u32 = 20;
 const TRY_AGAIN: Duration = Duration::from_millis(5);
-/// A lock was not free in time; a relation is gone, as PostgreSQL says it of one that was named by its id.
-const PASSES: [&str; 2] = ["55P03", "XX000"];
 
-/// The oldest transaction that nobody else sees yet, and sequences, if there are any.
-const LOOK: &str = "SET lock_timeout = '50ms'; SELECT now.oldest, s.* \
-    FROM (SELECT pg_catalog.pg_snapshot_xmin(pg_catalog.pg_current_snapshot()) AS oldest) now LEFT JOIN (\
-      SELECT s.seqrelid, pg_catalog.format('%I.%I', n.nspname, c.relname), seqincrement, seqmin, seqmax \
+/// Which transactions are seen, and sequences, if there are any: with the value unless it is locked.
+const LOOK: &str = "SET lock_timeout = '50ms'; WITH found AS MATERIALIZED ( \
+    SELECT s.*, pg_catalog.format('%I.%I', n.nspname, c.relname) AS name, l.relation IS NOT NULL AS is_locked \
       FROM pg_catalog.pg_sequence s JOIN pg_catalog.pg_class c ON c.oid = s.seqrelid \
-      JOIN pg_catalog.pg_namespace n ON n.oid = c.relnamespace WHERE c.relpersistence <> 't') s ON true";
+      JOIN pg_catalog.pg_namespace n ON n.oid = c.relnamespace \
+      LEFT JOIN (SELECT DISTINCT relation FROM pg_catalog.pg_locks \
+        WHERE mode IN ('ShareLock', 'ShareRowExclusiveLock', 'ExclusiveLock', 'AccessExclusiveLock')) l \
+      ON l.relation = s.seqrelid WHERE c.relpersistence <> 't') \
+    SELECT pg_catalog.pg_current_snapshot(), seqrelid, name, seqincrement, seqmin, seqmax, is_locked, \
+      CASE WHEN NOT is_locked THEN pg_catalog.pg_sequence_last_value(seqrelid) END \
+    FROM (VALUES (true)) one LEFT JOIN found ON true";
 
 /// A sequence that there is.
 #[derive(Debug)]
@@ -38,30 +43,37 @@ struct Sequence {
     limits: (i64, i64),
 }
 
+/// Values of sequences that have one, by their ids.
+type Values = BTreeMap<u32, i64>;
+
 /// Sequences as they were logged.
 #[derive(Debug, Default)]
 pub struct Sequences {
     /// The last value, and the one that was logged.
     logged: BTreeMap<String, (i64, i64)>,
-    /// Those that there were when it was looked last; nothing if that may be others now.
+    /// Those that there are; nothing if that must be looked for.
     known: Option<Vec<Sequence>>,
-    /// The newest transaction that has made some, and that was not seen yet: it waits for the log when it is noted.
-    unseen: Option<u32>,
+    /// Transactions that may have defined some, and that the last look did not see.
+    unseen: BTreeSet<u32>,
+    /// It was looked for them before: what an earlier stream has noted was unseen then.
+    has_looked: bool,
 }
 
 impl Sequences {
-    /// Notes a transaction that is about to be logged, or a piece of one. True if sequences are elsewhere once it is executed.
-    pub fn note(&mut self, header: &Header, rows: &Rows) -> bool {
+    /// Notes what a transaction does that is about to be logged, or a piece of it. True if sequences are elsewhere once it is executed.
+    pub fn note(&mut self, xid: u32, rows: &Rows) -> bool {
         let resets = rows.resets_sequences();
         if resets {
             // Standbys may have them elsewhere than was logged: they are logged again.
             self.logged.clear();
         }
-        // What a long transaction has made came with an earlier piece.
-        if resets || header.piece > 0 {
-            let xid = header.origin.xid;
-            let is_newer = self.unseen.is_none_or(|unseen| is_before(unseen, xid));
-            self.unseen = if is_newer { Some(xid) } else { self.unseen };
+        let touches = |change: &Change| match change {
+            Change::Define(said) => !said.is_nothing(),
+            Change::Truncate { restarts, .. } => *restarts,
+            _ => false,
+        };
+        if rows.changes.iter().any(touches) {
+            self.unseen.insert(xid);
             self.look_again();
         }
         resets
@@ -77,11 +89,35 @@ impl Sequences {
         &mut self,
         session: &mut Postgres,
     ) -> Result<Vec<(String, i64)>, WireError> {
-        let (known, values) = self.ask(session).await?;
-        let logged = &mut self.logged;
-        let advanced = known.iter().filter_map(|sequence| {
+        for attempt in 0..ATTEMPTS {
+            let asked = match self.known.take() {
+                Some(known) => ask(session, &known)
+                    .await
+                    .map(|values| (known, values, true)),
+                None => self.look(session).await,
+            };
+            match asked {
+                Ok((found, values, is_known)) => {
+                    let advanced = self.advance(&found, &values);
+                    self.known = is_known.then_some(found);
+                    return Ok(advanced);
+                }
+                Err(WireError::Server(said)) if passes(&said) => {
+                    if attempt > 0 {
+                        tokio::time::sleep(TRY_AGAIN).await;
+                    }
+                }
+                Err(error) => return Err(error),
+            }
+        }
+        // No commit waits for whoever holds one that long: it is asked again soon.
+        Ok(Vec::new())
+    }
+
+    fn advance(&mut self, found: &[Sequence], values: &Values) -> Vec<(String, i64)> {
+        let advanced = found.iter().filter_map(|sequence| {
             let value = *values.get(&sequence.id)?;
-            let is_known = logged.get(&sequence.name).is_some_and(|(from, to)| {
+            let is_known = self.logged.get(&sequence.name).is_some_and(|(from, to)| {
                 // Between what was told last and what it stands for.
                 (*from.min(to)..=*from.max(to)).contains(&value)
             });
@@ -90,137 +126,121 @@ impl Sequences {
             }
             let ahead = value.saturating_add(sequence.increment.saturating_mul(AHEAD));
             let ahead = ahead.clamp(sequence.limits.0, sequence.limits.1);
-            logged.insert(sequence.name.clone(), (value, ahead));
+            self.logged.insert(sequence.name.clone(), (value, ahead));
             Some((sequence.name.clone(), ahead))
         });
-        let advanced = advanced.collect();
-        // Whoever could have made others meanwhile must have been seen.
-        self.known = self.unseen.is_none().then_some(known);
-        Ok(advanced)
+        advanced.collect()
     }
 
-    /// Those that there are, and the values of those that have one, by their ids.
-    async fn ask(
+    /// Those that there are, and their values. True if no others can be seen before they are noted, and none was locked.
+    async fn look(
         &mut self,
         session: &mut Postgres,
-    ) -> Result<(Vec<Sequence>, BTreeMap<u32, i64>), WireError> {
-        for attempt in 0..ATTEMPTS {
-            let known = match self.known.take() {
-                Some(known) => known,
-                None => self.look(session).await?,
-            };
-            if known.is_empty() {
-                return Ok((known, BTreeMap::new()));
-            }
-            let ids: Vec<String> = known.iter().map(|one| one.id.to_string()).collect();
-            match session.query(&question(&ids.join(","), attempt > 0)).await {
-                Err(WireError::Server(said)) if PASSES.contains(&said.code.as_str()) => {
-                    if attempt > 0 {
-                        tokio::time::sleep(TRY_AGAIN).await;
-                    }
-                }
-                asked => {
-                    let values = asked?.rows().into_iter().filter_map(value);
-                    return Ok((known, values.collect()));
-                }
-            }
-        }
-        // No commit waits for whoever holds one that long: it is asked again soon.
-        Ok((self.look(session).await?, BTreeMap::new()))
-    }
-
-    async fn look(&mut self, session: &mut Postgres) -> Result<Vec<Sequence>, WireError> {
+    ) -> Result<(Vec<Sequence>, Values, bool), WireError> {
         let rows = session.query(LOOK).await?.rows();
-        let oldest = rows.first().and_then(|row| row.first()?.as_deref());
-        // Without its epoch, as the log has it.
-        let oldest = oldest.and_then(|xid| Some(xid.parse::<u64>().ok()? as u32));
-        let is_unseen = |xid: &u32| oldest.is_none_or(|oldest| !is_before(*xid, oldest));
-        self.unseen = self.unseen.filter(is_unseen);
-        Ok(rows.into_iter().filter_map(sequence).collect())
+        let snapshot = rows
+            .first()
+            .and_then(|row| Snapshot::parse(row.first()?.as_deref()?));
+        let Some(snapshot) = snapshot else {
+            return Ok((Vec::new(), Values::new(), false));
+        };
+        if !std::mem::replace(&mut self.has_looked, true) {
+            self.unseen.extend(snapshot.open());
+        }
+        self.unseen.retain(|xid| !snapshot.sees(*xid));
+        let (mut found, mut values, mut is_known) =
+            (Vec::new(), Values::new(), self.unseen.is_empty());
+        for row in &rows {
+            let Some((sequence, is_locked, value)) = sequence(row) else {
+                continue;
+            };
+            is_known &= !is_locked;
+            values.extend(value.map(|value| (sequence.id, value)));
+            found.push(sequence);
+        }
+        Ok((found, values, is_known))
     }
 }
 
-/// True if a transaction has begun before another one: ids go in a circle, as PostgreSQL compares them.
-fn is_before(xid: u32, other: u32) -> bool {
-    other.wrapping_sub(xid) as i32 > 0
+/// A lock was not free in time, or a sequence is gone: another attempt finds what there is then.
+fn passes(said: &ServerError) -> bool {
+    said.code == "55P03"
+        || said.code == "XX000" && said.message.starts_with("could not open relation")
 }
 
-fn sequence(row: Vec<Option<String>>) -> Option<Sequence> {
-    let mut row = row.into_iter().flatten().skip(1);
-    let (id, name) = (row.next()?.parse().ok()?, row.next()?);
-    let mut next = || row.next()?.parse::<i64>().ok();
-    Some(Sequence {
-        id,
-        name,
-        increment: next()?,
-        limits: (next()?, next()?),
-    })
-}
-
-/// Asks these for their values: at first whoever locks one is hoped to be nobody, and then those that are locked are left out.
-fn question(ids: &str, is_locked: bool) -> String {
-    let (patience, free) = match is_locked {
-        false => ("1ms", ""),
-        true => (
-            "50ms",
-            "WHERE NOT EXISTS (SELECT FROM pg_catalog.pg_locks l WHERE l.relation = s.id \
-               AND l.mode IN ('ShareLock', 'ShareRowExclusiveLock', 'ExclusiveLock', 'AccessExclusiveLock'))",
-        ),
+/// A sequence, true if it is locked, and its value.
+fn sequence(row: &[Option<String>]) -> Option<(Sequence, bool, Option<i64>)> {
+    let number = |at: usize| row.get(at)?.as_ref()?.parse::<i64>().ok();
+    let found = Sequence {
+        id: u32::try_from(number(1)?).ok()?,
+        name: row.get(2)?.clone()?,
+        increment: number(3)?,
+        limits: (number(4)?, number(5)?),
     };
-    format!(
-        "SET LOCAL lock_timeout = '{patience}'; WITH free AS MATERIALIZED ( \
-           SELECT s.id FROM pg_catalog.unnest('{{{ids}}}'::pg_catalog.oid[]) s (id) {free}) \
-         SELECT id, pg_catalog.pg_sequence_last_value(id) FROM free"
-    )
+    let is_locked = row.get(6)?.as_deref() == Some("t");
+    Some((found, is_locked, number(7)))
 }
 
-fn value(row: Vec<Option<String>>) -> Option<(u32, i64)> {
-    let mut row = row.into_iter().flatten();
-    Some((row.next()?.parse().ok()?, row.next()?.parse().ok()?))
+/// Values of these. Whoever locks one is not waited for: it is looked again then.
+async fn ask(session: &mut Postgres, known: &[Sequence]) -> Result<Values, WireError> {
+    if known.is_empty() {
+        return Ok(Values::new());
+    }
+    let ids: Vec<String> = known.iter().map(|one| one.id.to_string()).collect();
+    let question = format!(
+        "SET LOCAL lock_timeout = '1ms'; SELECT id, pg_catalog.pg_sequence_last_value(id) \
+           FROM pg_catalog.unnest('{{{}}}'::pg_catalog.oid[]) s (id)",
+        ids.join(",")
+    );
+    let rows = session.query(&question).await?.rows();
+    let value = |row: Vec<Option<String>>| {
+        let mut row = row.into_iter().flatten();
+        Some((row.next()?.parse().ok()?, row.next()?.parse().ok()?))
+    };
+    Ok(rows.into_iter().filter_map(value).collect())
 }
 
 #[cfg(test)]
 mod tests {
-    use crate::core::rows::{Change, Origin};
-
     use super::*;
 
     fn truncated(restarts: bool) -> Rows {
-        let truncate = Change::Truncate {
-            relations: Vec::new(),
-            restarts,
-        };
+        let relations = Vec::new();
         Rows {
-            changes: vec![truncate],
+            changes: vec![Change::Truncate {
+                relations,
+                restarts,
+            }],
             ..Rows::default()
         }
     }
 
-    fn header(xid: u32, piece: u32) -> Header {
-        let origin = Origin {
-            xid,
-            ..Origin::default()
-        };
-        Header {
-            origin,
-            piece,
-            is_last: true,
-        }
-    }
-
     #[test]
-    fn sequences_are_looked_for_until_the_newest_that_made_some_is_seen() {
+    fn sequences_are_looked_for_again_for_whoever_touches_them() {
         let mut sequences = Sequences {
             known: Some(Vec::new()),
             ..Sequences::default()
         };
-        assert!(!sequences.note(&header(7, 0), &truncated(false)));
-        assert!(sequences.known.is_some() && sequences.unseen.is_none());
-        assert!(sequences.note(&header(u32::MAX, 0), &truncated(true)));
-        assert!(sequences.known.is_none());
-        // Three later, in the circle, by the last piece of a long transaction; then an older one.
-        assert!(!sequences.note(&header(2, 1), &truncated(false)));
-        assert!(sequences.note(&header(u32::MAX - 1, 0), &truncated(true)));
-        assert_eq!(sequences.unseen, Some(2));
+        assert!(!sequences.note(7, &truncated(false)));
+        assert!(sequences.known.is_some() && sequences.unseen.is_empty());
+        assert!(sequences.note(8, &truncated(true)));
+        assert!(sequences.known.is_none() && sequences.unseen.contains(&8));
+    }
+
+    #[test]
+    fn values_are_logged_ahead_and_again_only_beyond_that() {
+        let mut sequences = Sequences::default();
+        let found = [Sequence {
+            id: 5,
+            name: "s".to_owned(),
+            increment: 1,
+            limits: (1, 100),
+        }];
+        let mut at = |value| sequences.advance(&found, &Values::from([(5, value)]));
+        let ahead = |value| vec![("s".to_owned(), value)];
+        assert_eq!([at(1), at(33), at(34)], [ahead(33), vec![], ahead(66)]);
+        assert_eq!([at(99), at(100)], [ahead(100), vec![]]);
+        // It was set back.
+        assert_eq!(at(2), ahead(34));
     }
 }
