@@ -230,7 +230,10 @@ impl Work {
                     };
                     let working =
                         tokio::time::timeout(Duration::from_secs(40), task(session, turn));
-                    match working.await {
+                    let worked = working.await;
+                    // Nobody waits for a standby that is not current: without a pause they can outrun it for as long as they like.
+                    tokio::time::sleep(Duration::from_millis(10)).await;
+                    match worked {
                         Ok(Ok(())) => drop(done.fetch_add(1, Ordering::Relaxed)),
                         Ok(Err(error)) if is_to_be_tried_again(&error) => {
                             let back = session.batch_execute("ROLLBACK").await;
