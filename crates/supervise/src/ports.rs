@@ -64,7 +64,7 @@ fn bound(address: SocketAddr) -> io::Result<TcpSocket> {
 /// Nothing, if a server can listen there.
 ///
 /// # Errors
-/// What the server would be told.
+/// The address is in use, or is not this machine's.
 pub fn check(address: SocketAddr) -> io::Result<()> {
     bound(address).map(drop)
 }

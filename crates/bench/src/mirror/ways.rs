@@ -120,10 +120,7 @@ impl Open {
                 })
             }
             Way::Pgpool => {
-                let servers = [
-                    start_stock(options, &dir.join("one")).await?,
-                    start_stock(options, &dir.join("other")).await?,
-                ];
+                let servers = start_two(options, &dir).await?;
                 let (server, pool) = start_pool(&dir, &servers).await?;
                 Ok(Open {
                     way,
@@ -134,10 +131,7 @@ impl Open {
                 })
             }
             Way::Logical => {
-                let servers = [
-                    start_stock(options, &dir.join("one")).await?,
-                    start_stock(options, &dir.join("other")).await?,
-                ];
+                let servers = start_two(options, &dir).await?;
                 Ok(Open {
                     way,
                     filled: servers.iter().map(database).collect(),
@@ -286,6 +280,13 @@ async fn start_stock(options: &Options, dir: &Path) -> anyhow::Result<Stock> {
         .batch_execute(&format!("CREATE DATABASE {DATABASE}"))
         .await?;
     Ok(stock)
+}
+
+async fn start_two(options: &Options, dir: &Path) -> anyhow::Result<[Stock; 2]> {
+    Ok([
+        start_stock(options, &dir.join("one")).await?,
+        start_stock(options, &dir.join("other")).await?,
+    ])
 }
 
 /// The name of publication, subscription and synchronous standby.
